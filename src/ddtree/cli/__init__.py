@@ -1,0 +1,1 @@
+"""The ``ddtree`` command: one thin module a verb."""

@@ -1,0 +1,19 @@
+"""The single-device engine: state on the device, the round, the scheduler, and the `Engine` that people call."""
+
+from ddtree.engine.completion import Completion, RoundStats, StreamEvent, TracedTree
+from ddtree.engine.engine import Engine
+from ddtree.engine.near_tie import LosslessReport, NearTie
+from ddtree.engine.sampling_params import SamplingParams
+from ddtree.engine.speculation import Speculation
+
+__all__ = [
+    "Completion",
+    "Engine",
+    "LosslessReport",
+    "NearTie",
+    "RoundStats",
+    "SamplingParams",
+    "Speculation",
+    "StreamEvent",
+    "TracedTree",
+]

@@ -1,0 +1,351 @@
+"""The engine that people call."""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddtree.engine.completion import Completion, StreamEvent
+from ddtree.engine.device import choose_device, choose_dtype, free_memory_bytes
+from ddtree.engine.near_tie import LosslessReport, check_lossless
+from ddtree.engine.pages import PagePool
+from ddtree.engine.runner import EagerRunner
+from ddtree.engine.sampling_params import MAX_SEED, SamplingParams
+from ddtree.engine.scheduler import Scheduler
+from ddtree.engine.sequence import Sequence
+from ddtree.engine.speculation import MAX_BUDGET, Speculation
+from ddtree.engine.state import DeviceState
+from ddtree.errors import UserError
+from ddtree.models.drafter import Drafter, load_drafter
+from ddtree.models.drafter_config import SlidingBlock
+from ddtree.models.target import Target, load_target
+from ddtree.models.target_config import read_target_config
+from ddtree.models.tokenizer import Tokenizer
+
+Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
+"""Raw text, token ids, or chat messages for the model's chat template."""
+
+Progress = Callable[[str, float], None]
+"""Called with a stage's name and how much of it is done, 0 to 1."""
+
+PAGE_TOKENS = 16
+
+
+class Engine:
+    """A target, its drafter if there is one, and the sequences in flight. Make one with `Engine.load`.
+
+    Not for several threads at once. A server drives it from one.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        tokenizer: Tokenizer,
+        *,
+        speculation: Speculation,
+        draft_window: int | None,
+        max_model_len: int,
+        memory_fraction: float,
+        max_batch: int,
+        prefill_tokens: int,
+        identity: dict[str, Any],
+    ) -> None:
+        self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
+        self.speculation = speculation
+        self._block_size = drafter.config.block_size if drafter else None
+        speculation.resolve(self._block_size)
+        self._prefill_tokens, self._identity = prefill_tokens, identity
+        widest = max_model_len + MAX_BUDGET + 1
+        table_pages = -(-widest // PAGE_TOKENS)
+        token_bytes = _cache_bytes_per_token(target, drafter)
+        affordable = int(free_memory_bytes(target.device) * memory_fraction) // (token_bytes * PAGE_TOKENS)
+        n_pages = min(affordable, max_batch * table_pages + 1)
+        if (n_pages - 1) * PAGE_TOKENS < max_model_len:
+            raise UserError(
+                f"a cache of {max_model_len} tokens needs {max_model_len * token_bytes / 2**30:.1f} GiB, "
+                f"{affordable * token_bytes * PAGE_TOKENS / 2**30:.1f} GiB may be used",
+                "lower max_model_len, or raise the memory fraction",
+            )
+        self.state = DeviceState(
+            target,
+            drafter,
+            slots=max_batch + 1,  # one to spare, with which graphs fill up their batches
+            n_pages=n_pages,
+            page_tokens=PAGE_TOKENS,
+            table_pages=table_pages,
+            max_model_len=max_model_len,
+            draft_window=draft_window,
+        )
+        self._pool = PagePool(n_pages, PAGE_TOKENS)
+        self._scheduler = Scheduler(
+            self.state, self._pool, target, drafter, EagerRunner(self.state, target, drafter), prefill_tokens
+        )
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        draft: str | Path | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        speculation: Speculation | None = None,
+        block_size: int | None = None,
+        draft_window: int | None = None,
+        sliding_block: SlidingBlock = "bidirectional",
+        max_model_len: int | None = None,
+        memory_fraction: float = 0.8,
+        max_batch: int = 8,
+        prefill_tokens: int = 512,
+        threads: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> "Engine":
+        """Load a target and, if given, its DFlash drafter.
+
+        Args:
+            model: Hugging Face folder of the target (Llama, Qwen2 or Qwen3 family).
+            draft: folder of the drafter in the z-lab format.
+            device: `auto`, `cpu` or `cuda`.
+            dtype: `auto`, `bfloat16` or `float32`.
+            speculation: what requests draft unless they say otherwise; a tree with a drafter, `ar` without.
+            block_size: tokens of a drafted block, 2 to 64; the drafter's own if None.
+            draft_window: the drafter sees only so many of the last committed tokens; None for all.
+            sliding_block: how the drafter's sliding-window layers see the block, `bidirectional` or `causal`.
+            max_model_len: tokens of prompt and answer together; the model's context if None.
+            memory_fraction: share of the memory that is free after loading that the caches may take, in (0, 1].
+            max_batch: sequences that run at once.
+            prefill_tokens: prompt tokens that are committed between two rounds.
+            threads: CPU threads; torch's default if None.
+            on_progress: told the stages of loading.
+
+        Raises:
+            UserError: something given is out of range, missing, damaged or does not fit; says what to do.
+        """
+        tell = on_progress or (lambda stage, fraction: None)
+        for name, value, low in (
+            ("block_size", block_size, 2),
+            ("draft_window", draft_window, 1),
+            ("max_model_len", max_model_len, 2),
+            ("max_batch", max_batch, 1),
+            ("prefill_tokens", prefill_tokens, 1),
+            ("threads", threads, 1),
+        ):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+                raise UserError(f"{name} is {value!r}", f"choose a whole number of at least {low}")
+        if not 0 < memory_fraction <= 1:
+            raise UserError(f"memory_fraction is {memory_fraction!r}", "choose a number above 0, at most 1")
+        if sliding_block not in ("bidirectional", "causal"):
+            raise UserError(f"sliding_block is {sliding_block!r}", "choose bidirectional or causal")
+        if draft is None and (block_size is not None or draft_window is not None):
+            raise UserError("block_size and draft_window mean nothing without a drafter", "give a draft folder")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        folder = Path(model)
+        tell("reading the configuration", 0.0)
+        config = read_target_config(folder)
+        length = max_model_len or config.max_positions
+        if length > config.max_positions:
+            raise UserError(
+                f"max_model_len {length} is beyond the model's context", f"choose at most {config.max_positions}"
+            )
+        on_device = choose_device(device)
+        number_type = choose_dtype(dtype, on_device, config.dtype)
+        tokenizer = Tokenizer(folder, config.vocab_size)
+        tell("loading the model", 0.1)
+        target = load_target(folder, number_type, on_device)
+        drafter = None
+        if draft is not None:
+            tell("loading the drafter", 0.7)
+            drafter = load_drafter(Path(draft), target, block_size=block_size, sliding_block=sliding_block)
+        tell("reserving the cache", 0.9)
+        engine = cls(
+            target,
+            drafter,
+            tokenizer,
+            speculation=speculation or Speculation("tree" if drafter else "ar"),
+            draft_window=draft_window,
+            max_model_len=length,
+            memory_fraction=memory_fraction,
+            max_batch=max_batch,
+            prefill_tokens=prefill_tokens,
+            identity={
+                "model": str(folder),
+                "model_config_sha256": _sha256(folder / "config.json"),
+                "draft": str(draft) if draft is not None else None,
+                "draft_config_sha256": _sha256(Path(draft) / "config.json") if draft is not None else None,
+            },
+        )
+        tell("ready", 1.0)
+        return engine
+
+    def generate(
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] = SamplingParams(),  # noqa: B008 - frozen
+        *,
+        speculation: Speculation | None = None,
+        record_trees: bool = False,
+        on_progress: Progress | None = None,
+    ) -> list[Completion]:
+        """Answer prompts, several at a time.
+
+        Args:
+            prompts: each raw text, token ids or chat messages.
+            params: one for all or one for each.
+            speculation: instead of the engine's own.
+            record_trees: keep every round's tree in the completions.
+            on_progress: told the share of prompts that are done.
+
+        Returns:
+            completions in the order of the prompts.
+
+        Raises:
+            UserError: a prompt is empty or too long, or the request cannot be served.
+        """
+        if isinstance(prompts, str):
+            raise UserError("prompts is one string", "give a list of prompts")
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise UserError(
+                f"{len(each)} sampling params for {len(prompts)} prompts", "give one for all or one for each"
+            )
+        sequences = [self._sequence(p, s, speculation, record_trees) for p, s in zip(prompts, each, strict=True)]
+        try:
+            for sequence in sequences:
+                self._scheduler.add(sequence)
+            while any(s.finish_reason is None for s in sequences):
+                self._scheduler.step()
+                if on_progress:
+                    on_progress("generating", sum(s.finish_reason is not None for s in sequences) / len(sequences))
+        finally:
+            for sequence in sequences:
+                self._scheduler.drop(sequence)
+        return [s.completion() for s in sequences]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+        *,
+        speculation: Speculation | None = None,
+        record_trees: bool = False,
+    ) -> Iterator[StreamEvent]:
+        """Answer one prompt piece by piece; the last event carries the completion.
+
+        Raises:
+            UserError: as `generate`, at once and not at the first event.
+        """
+        sequence = self._sequence(prompt, params, speculation, record_trees)
+        self._scheduler.add(sequence)
+        return self._events(sequence)
+
+    def _events(self, sequence: Sequence) -> Iterator[StreamEvent]:
+        text, tokens = 0, 0
+        try:
+            while sequence.finish_reason is None:
+                self._scheduler.step()
+                if len(sequence.output) > tokens or sequence.finish_reason:
+                    done = sequence.completion() if sequence.finish_reason else None
+                    yield StreamEvent(sequence.text[text:], sequence.output[tokens:], done)
+                    text, tokens = len(sequence.text), len(sequence.output)
+        finally:
+            self._scheduler.drop(sequence)
+
+    def check_lossless(self, prompt: Prompt, token_ids: Seq[int]) -> LosslessReport:
+        """Hold a greedy answer against the target decoding one token a step (see `ddtree.engine.near_tie`).
+
+        Raises:
+            UserError: other requests are in flight, or prompt and answer do not fit the context.
+        """
+        if not self._scheduler.is_idle:
+            raise UserError("requests are in flight", "check when they are done")
+        ids = self._encode(prompt)
+        answer = self._checked_ids(token_ids, "answer")
+        if len(ids) + len(answer) > self.state.max_model_len:
+            raise UserError(
+                f"prompt and answer have {len(ids) + len(answer)} tokens, the context {self.state.max_model_len}",
+                "raise max_model_len",
+            )
+        pages = self._pool.take(self._pool.pages_for(len(ids) + len(answer)))
+        try:
+            return check_lossless(self.state, 0, pages, self.target, ids, answer, self._prefill_tokens)
+        finally:
+            self._pool.give_back(pages)
+
+    def facts(self) -> dict[str, Any]:
+        """What this engine is and how it runs."""
+        drafter = self.drafter.config if self.drafter else None
+        return {
+            **self._identity,
+            "torch": torch.__version__,
+            "device": str(self.target.device),
+            "dtype": str(self.target.dtype).removeprefix("torch."),
+            "kernels": self.target.kernels.name,
+            "threads": torch.get_num_threads(),
+            "mode": self.speculation.mode,
+            "budget": self.speculation.resolve(self._block_size).budget,
+            "top_k_cap": self.speculation.resolve(self._block_size).top_k,
+            "block_size": self._block_size,
+            "draft_window": self.state.draft_window,
+            "tap_layers": list(drafter.tap_layers) if drafter else None,
+            "max_model_len": self.state.max_model_len,
+            "cache_tokens": (self._pool.n_pages - 1) * PAGE_TOKENS,
+            "cache_bytes": self.state.target_cache.nbytes
+            + (self.state.drafter_cache.nbytes if self.state.drafter_cache is not None else 0),
+            "ignored_model_keys": list(self.target.config.ignored_keys),
+            "ignored_draft_keys": list(drafter.ignored_keys) if drafter else None,
+        }
+
+    def _sequence(
+        self, prompt: Prompt, params: SamplingParams, speculation: Speculation | None, record_trees: bool
+    ) -> Sequence:
+        ids = self._encode(prompt)
+        limit = self.state.max_model_len
+        if len(ids) >= limit:
+            raise UserError(
+                f"the prompt has {len(ids)} tokens, the context {limit}", "shorten it, or raise max_model_len"
+            )
+        ends = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= set(self.target.config.eos_token_ids)
+        return Sequence(
+            prompt=ids,
+            params=params,
+            seed=secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed,
+            end_token_ids=frozenset(ends),
+            token_limit=min(len(ids) + params.max_new_tokens, limit),
+            shape=(speculation or self.speculation).resolve(self._block_size),
+            tokenizer=self.tokenizer,
+            record_trees=record_trees,
+        )
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self._checked_ids(self.tokenizer.encode(prompt), "prompt")
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return self._checked_ids(self.tokenizer.encode_chat(prompt), "prompt")  # type: ignore[arg-type]
+        return self._checked_ids(prompt, "prompt")  # type: ignore[arg-type]
+
+    def _checked_ids(self, ids: Seq[int], what: str) -> list[int]:
+        vocab_size = self.target.config.vocab_size
+        if not len(ids):
+            raise UserError(f"the {what} is empty", "give at least one token")
+        if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size for i in ids):
+            raise UserError(f"the {what} holds something that is no token", f"give ids from 0 to {vocab_size - 1}")
+        return list(ids)
+
+
+def _cache_bytes_per_token(target: Target, drafter: Drafter | None) -> int:
+    values = target.config.n_layers * target.config.layer.kv_size
+    if drafter is not None:
+        values += drafter.config.n_layers * drafter.config.layer.kv_size
+    return values * target.dtype.itemsize
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

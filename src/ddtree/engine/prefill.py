@@ -1,0 +1,49 @@
+"""Prefill: commit a prompt chunk by chunk, and choose the first root."""
+
+import torch
+
+from ddtree.engine.round import inject_taps
+from ddtree.engine.state import Batch, DeviceState
+from ddtree.kernels.paged import slots_of
+from ddtree.kernels.tree_tensors import root_only
+from ddtree.models.drafter import Drafter
+from ddtree.models.layer import Pass
+from ddtree.models.target import Target
+
+
+def prefill_chunk(
+    state: DeviceState, batch: Batch, target: Target, drafter: Drafter | None, tokens: torch.Tensor, is_last: bool
+) -> torch.Tensor:
+    """Commit the next tokens of prompts; after the last chunk, choose what follows them.
+
+    Args:
+        batch: ``committed`` says how much of each prompt is done.
+        drafter: gets the chunk's taps at once; None where nobody will draft.
+        tokens: int64 ``[batch, rows]``.
+        is_last: the chunk ends the prompts; the chosen first tokens become the roots.
+
+    Returns:
+        int64 ``[batch]``, the first tokens; only meaningful after the last chunk.
+    """
+    n, rows = tokens.shape
+    offset = torch.arange(rows, device=tokens.device).expand(n, -1)
+    positions = batch.committed[:, None] + offset
+    slots = slots_of(batch.block_table, positions, state.page_tokens)
+    cos, sin = target.rope.cos_sin(positions, batch.prompt_tokens)
+    causal = torch.ones(rows, rows, dtype=torch.bool, device=tokens.device).tril().expand(n, -1, -1)
+    attention = target.kernels.tree_attention(
+        batch.block_table, batch.committed, offset, causal, state.page_tokens, batch.context_bound, None, target.dtype
+    )
+    tap_layers = drafter.config.tap_layers if drafter else ()
+    hidden = target.forward(tokens, Pass(cos, sin, slots, attention), state.target_cache, tap_layers)
+    if drafter is not None and hidden.taps is not None:
+        inject_taps(state, batch, drafter, hidden.taps, positions, torch.ones_like(positions, dtype=torch.bool))
+    state.committed[batch.slots] = batch.committed + rows
+    if not is_last:
+        return batch.roots
+    logits = target.logits(hidden.last[:, -1:])
+    last = batch.committed + rows - 1
+    roots = target.kernels.choose(logits, batch.sampling, root_only(tokens[:, -1]), last)[:, 0]
+    state.roots[batch.slots] = roots
+    state.count_tokens(batch.slots, roots[:, None], torch.ones_like(roots[:, None], dtype=torch.bool))
+    return roots

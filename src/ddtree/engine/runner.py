@@ -1,0 +1,55 @@
+"""Runs rounds one operation after another; the way of the CPU, and of a GPU without graphs."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ddtree.engine.flight import Flight, pack
+from ddtree.engine.round import decode_round
+from ddtree.engine.speculation import DraftShape
+from ddtree.engine.state import DeviceState, SamplingFlags
+from ddtree.kernels.tree_tensors import TreeTensors
+from ddtree.kernels.tree_walk import AcceptedPaths
+from ddtree.models.drafter import Drafter
+from ddtree.models.target import Target
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A round under way: its tokens in flight, and its trees on the device for whoever wants to look at them."""
+
+    flight: Flight
+    tree: TreeTensors
+    path: AcceptedPaths
+
+
+class Runner(Protocol):
+    """Something that launches rounds.
+
+    Attributes:
+        overlaps: whether the next round is launched before this one's tokens are read.
+    """
+
+    overlaps: bool
+
+    def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
+        """Launch one round of the sequences in ``slots``.
+
+        Args:
+            context_bound: none of them has committed more tokens, as far as the host knows.
+        """
+        ...
+
+
+class EagerRunner:
+    """Launches every operation of a round by itself, and knows all tokens before the next one."""
+
+    overlaps = False
+
+    def __init__(self, state: DeviceState, target: Target, drafter: Drafter | None) -> None:
+        self._state, self._target, self._drafter = state, target, drafter
+
+    def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
+        """See `Runner`."""
+        batch = self._state.select(self._state.on_device(slots), flags, context_bound)
+        tree, path = decode_round(self._state, batch, self._target, self._drafter, shape)
+        return Launched(Flight(pack(path.accepted, path.tokens)), tree, path)

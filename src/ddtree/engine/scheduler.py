@@ -1,0 +1,223 @@
+"""Which sequences run next: admission, prefill in chunks, and rounds by groups that draft alike."""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from ddtree.engine.completion import TracedTree
+from ddtree.engine.flight import Flight, pack
+from ddtree.engine.pages import PagePool
+from ddtree.engine.prefill import prefill_chunk
+from ddtree.engine.runner import Launched, Runner
+from ddtree.engine.sequence import Sequence
+from ddtree.engine.speculation import DraftShape
+from ddtree.engine.state import DeviceState, SamplingFlags
+from ddtree.errors import UserError
+from ddtree.models.drafter import Drafter
+from ddtree.models.target import Target
+
+MAX_ROUND_ROWS = 2048
+"""Rows that one round verifies at most, all sequences together; larger groups take turns."""
+
+
+class Scheduler:
+    """Runs sequences on the slots of one `DeviceState`.
+
+    A sequence is admitted when a slot and all the pages that it can ever need are free, so what runs is never evicted.
+    Where the runner overlaps, a step launches the next round before it reads the tokens of the one in flight; a
+    sequence that turns out to have ended takes part in one round too many, whose tokens nobody reads.
+
+    Args:
+        runner: how rounds are launched.
+        prefill_tokens: prompt tokens that a sequence commits between two rounds.
+    """
+
+    def __init__(
+        self,
+        state: DeviceState,
+        pool: PagePool,
+        target: Target,
+        drafter: Drafter | None,
+        runner: Runner,
+        prefill_tokens: int,
+    ) -> None:
+        self._state, self._pool, self._target, self._drafter = state, pool, target, drafter
+        self._runner = runner
+        self._in_flight: list[Prefilling | Decoding] = []
+        self._last_landing = 0.0
+        self._prefill_tokens = prefill_tokens
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._free_slots = list(range(state.committed.shape[0] - 1))
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence.
+
+        Raises:
+            UserError: it could never be admitted.
+        """
+        if self._pages_of(sequence) > self._pool.n_pages - 1:
+            held = (self._pool.n_pages - 1) * self._pool.page_tokens
+            raise UserError(
+                f"the request needs a cache of {self._room_of(sequence)} tokens, the engine has {held}",
+                "lower max_new_tokens, or raise the memory fraction",
+            )
+        self._waiting.append(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget a sequence that nobody waits for any more."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        elif sequence in self._running:
+            self._release(sequence)
+
+    def step(self) -> list[Sequence]:
+        """Admit, launch one chunk of each new prompt and one round of everything that decodes, and read what is done.
+
+        Returns:
+            the sequences that got tokens.
+        """
+        landing, self._in_flight = self._in_flight, []
+        self._admit()
+        decoding = [s for s in self._running if s.is_prefilled]
+        self._in_flight += [self._prefill(group, rows) for rows, group in self._prefill_groups()]
+        self._in_flight += [self._round(shape, group) for shape, group in self._round_groups(decoding)]
+        if not self._runner.overlaps:
+            landing, self._in_flight = self._in_flight, []
+        advanced = [sequence for work in landing for sequence in self._land(work)]
+        for sequence in [s for s in advanced if s.finish_reason]:
+            self._release(sequence)
+        return advanced
+
+    def _room_of(self, sequence: Sequence) -> int:
+        """Tokens that the sequence's pages must hold: its own, a round's rows, and a round beyond its end."""
+        block_size = self._drafter.config.block_size if self._drafter else 1
+        overshoot = block_size if self._runner.overlaps else 0
+        return sequence.token_limit + overshoot + max(sequence.shape.rows, block_size)
+
+    def _pages_of(self, sequence: Sequence) -> int:
+        return self._pool.pages_for(self._room_of(sequence))
+
+    def _admit(self) -> None:
+        while self._waiting and self._free_slots and self._pool.free_pages >= self._pages_of(self._waiting[0]):
+            sequence = self._waiting.popleft()
+            sequence.slot = self._free_slots.pop(0)
+            sequence.pages = self._pool.take(self._pages_of(sequence))
+            self._state.seat(sequence.slot, sequence.prompt, sequence.pages, sequence.params, sequence.seed)
+            self._running.append(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._pool.give_back(sequence.pages)
+        self._free_slots.append(sequence.slot)
+        self._free_slots.sort()
+
+    def _prefill(self, group: list[Sequence], rows: int) -> "Prefilling":
+        """Commit the next ``rows`` prompt tokens of each sequence; those whose prompt ends choose their first token."""
+        tokens = self._state.on_device([s.prompt[s.prefilled : s.prefilled + rows] for s in group])
+        slots = self._state.on_device([s.slot for s in group])
+        flags = SamplingFlags.of(s.params for s in group)
+        batch = self._state.select(slots, flags, max(s.committed for s in group))
+        drafter = self._drafter if group[0].shape.budget else None
+        is_last = len(group[0].prompt) == group[0].prefilled + rows
+        roots = prefill_chunk(self._state, batch, self._target, drafter, tokens, is_last)
+        for sequence in group:
+            sequence.prefilled = sequence.committed = sequence.prefilled + rows
+        return Prefilling(group, Flight(pack(torch.zeros_like(roots), roots[:, None])) if is_last else None)
+
+    def _prefill_groups(self) -> list[tuple[int, list[Sequence]]]:
+        """Sequences whose next chunks have one length, end alike and draft alike, with that length."""
+        by_kind: dict[tuple[int, bool, bool], list[Sequence]] = {}
+        for sequence in self._running:
+            if not sequence.is_prefilled:
+                left = len(sequence.prompt) - sequence.prefilled
+                rows = min(left, self._prefill_tokens)
+                by_kind.setdefault((rows, rows == left, sequence.shape.budget > 0), []).append(sequence)
+        return [
+            (rows, part) for (rows, _, _), group in by_kind.items() for part in _parts(group, MAX_ROUND_ROWS // rows)
+        ]
+
+    def _round_groups(self, decoding: list[Sequence]) -> list[tuple[DraftShape, list[Sequence]]]:
+        """Sequences that draft alike, in parts that a round can verify."""
+        by_shape: dict[DraftShape, list[Sequence]] = {}
+        for sequence in decoding:
+            self._leave_speculation_past_the_drafter(sequence)
+            by_shape.setdefault(sequence.shape, []).append(sequence)
+        return [
+            (shape, part) for shape, group in by_shape.items() for part in _parts(group, MAX_ROUND_ROWS // shape.rows)
+        ]
+
+    def _leave_speculation_past_the_drafter(self, sequence: Sequence) -> None:
+        """A drafter with a shorter context than the target's stops drafting for this sequence, and says so."""
+        if self._drafter is None or not sequence.shape.budget:
+            return
+        config = self._drafter.config
+        if sequence.committed + config.block_size > config.max_positions:
+            sequence.shape = DraftShape("ar", 0, 0)
+            sequence.stats.notes.append(
+                f"from token {sequence.committed} on decoded without drafts: "
+                f"the drafter's context ends at {config.max_positions}"
+            )
+
+    def _round(self, shape: DraftShape, group: list[Sequence]) -> "Decoding":
+        flags = SamplingFlags.of(s.params for s in group)
+        bound = max(s.committed for s in group)
+        return Decoding(group, self._runner.launch([s.slot for s in group], shape, flags, bound))
+
+    def _land(self, work: "Prefilling | Decoding") -> list[Sequence]:
+        """Hand out the tokens of finished work; sequences that ended meanwhile get none."""
+        flight = work.first_tokens if isinstance(work, Prefilling) else work.launched.flight
+        if flight is None:
+            return []
+        rows = flight.land()
+        now = time.perf_counter()
+        elapsed_ms = 1e3 * (now - max(flight.launched, self._last_landing))
+        self._last_landing = now
+        got = []
+        for row, (sequence, tokens) in enumerate(zip(work.group, rows, strict=True)):
+            if sequence.finish_reason or sequence not in self._running:
+                continue
+            got.append(sequence)
+            taken = sequence.extend(tokens)
+            if isinstance(work, Prefilling):
+                sequence.stats.ttft_ms = 1e3 * (now - sequence.arrived)
+                continue
+            sequence.committed += len(tokens)
+            sequence.stats.accepted_lengths.append(taken)
+            sequence.stats.round_ms.append(elapsed_ms)
+            if sequence.record_trees:
+                sequence.trees.append(_trace(work.launched, row))
+        return got
+
+
+@dataclass(frozen=True)
+class Prefilling:
+    """A chunk under way; ``first_tokens`` only for the last chunk of a prompt."""
+
+    group: list[Sequence]
+    first_tokens: Flight | None
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A round under way."""
+
+    group: list[Sequence]
+    launched: Launched
+
+
+def _trace(launched: Launched, row: int) -> TracedTree:
+    tree, path = launched.tree, launched.path
+    nodes = path.rows[row, 1 : int(path.accepted[row]) + 1] - 1
+    return TracedTree(tree.to_draft_tree(row), int(tree.tokens[row, 0]), tuple(nodes.tolist()), int(path.roots[row]))
+
+
+def _parts(group: list[Sequence], size: int) -> list[list[Sequence]]:
+    size = max(size, 1)
+    return [group[i : i + size] for i in range(0, len(group), size)]

@@ -1,0 +1,121 @@
+"""A request on its way: its tokens, and where they end."""
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from ddtree.engine.completion import Completion, FinishReason, RoundStats, TracedTree
+from ddtree.engine.sampling_params import SamplingParams
+from ddtree.engine.speculation import DraftShape
+from ddtree.models.tokenizer import TextStream, Tokenizer
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Host side of one request.
+
+    Attributes:
+        prompt: token ids.
+        end_token_ids: tokens that end the answer.
+        token_limit: prompt and answer together have at most so many tokens.
+        shape: how its rounds draft.
+        prefilled: prompt tokens committed so far.
+        committed: tokens whose keys and values are cached.
+        output: generated tokens, as cut by the stop.
+        text: their text, as cut by a stop string.
+    """
+
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    end_token_ids: frozenset[int]
+    token_limit: int
+    shape: DraftShape
+    tokenizer: Tokenizer
+    record_trees: bool = False
+    arrived: float = field(default_factory=time.perf_counter)
+    slot: int = -1
+    pages: list[int] = field(default_factory=list)
+    prefilled: int = 0
+    committed: int = 0
+    output: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    trees: list[TracedTree] = field(default_factory=list)
+    stats: RoundStats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stats = RoundStats(self.shape.mode, self.shape.budget)
+        self._stream = TextStream(self.tokenizer)
+        self._stop = StopStrings(self.params.stop)
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.prefilled == len(self.prompt)
+
+    def extend(self, tokens: Seq[int]) -> int:
+        """Take committed tokens in order, up to the first stop among them.
+
+        A token is held against the end tokens first, then its text against the stop strings, then the count against the
+        limit, so that nothing that comes after a stop can leak.
+
+        Returns:
+            how many were taken.
+        """
+        for taken, token in enumerate(tokens, start=1):
+            self.output.append(token)
+            if token in self.end_token_ids:
+                self._finish("stop")
+            else:
+                self.text += self._stop.push(self._stream.push(token))
+                if self._stop.found:
+                    self._finish("stop")
+                elif len(self.prompt) + len(self.output) >= self.token_limit:
+                    self._finish("length")
+            if self.finish_reason:
+                return taken
+        return len(tokens)
+
+    def _finish(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        if not self._stop.found:
+            self.text += self._stop.push(self._stream.finish())
+        if self._stop.found:
+            self.finish_reason = "stop"
+        else:
+            self.text += self._stop.held
+
+    def completion(self) -> Completion:
+        """The answer, once it is finished."""
+        assert self.finish_reason is not None
+        return Completion(self.text, self.output, len(self.prompt), self.finish_reason, self.stats, self.trees)
+
+
+class StopStrings:
+    """Looks for stop strings in text that comes piece by piece.
+
+    Attributes:
+        found: a stop string was seen; everything from it on is dropped.
+        held: text that could still be the beginning of a stop string.
+    """
+
+    def __init__(self, stops: Seq[str]) -> None:
+        self._stops = tuple(stops)
+        self.found = False
+        self.held = ""
+
+    def push(self, piece: str) -> str:
+        """Text that is now certain to stand before any stop string."""
+        text = self.held + piece
+        hits = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if hits:
+            self.found, self.held = True, ""
+            return text[: min(hits)]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest beginning of ``stop`` that ends ``text``."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,187 @@
+"""Device-resident state of all sequences in flight."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from ddtree.engine.sampling_params import SamplingParams
+from ddtree.kernels.choose import SamplingTensors
+from ddtree.kernels.noise import seed_key
+from ddtree.kernels.paged import TRASH_PAGE
+from ddtree.models.drafter import Drafter
+from ddtree.models.target import Target
+from ddtree.models.target_config import LayerShape
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """What the sequences of a round need of sampling; picks the work that is done at all."""
+
+    any_sampled: bool = False
+    any_filtered: bool = False
+    any_penalised: bool = False
+
+    @classmethod
+    def of(cls, params: Iterable[SamplingParams]) -> "SamplingFlags":
+        all_params = list(params)
+        return cls(
+            any_sampled=any(p.temperature > 0 for p in all_params),
+            any_filtered=any(p.temperature > 0 and p.filters for p in all_params),
+            any_penalised=any(p.penalises for p in all_params),
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sequences of one round, as rows of the state.
+
+    Attributes:
+        slots: int64 ``[batch]``, rows of `DeviceState`.
+        block_table: int64 ``[batch, pages]``.
+        committed: int64 ``[batch]``, tokens whose keys and values are in the target's cache.
+        roots: int64 ``[batch]``, the token at position ``committed``.
+        prompt_tokens: int64 ``[batch]``.
+        sampling: how each sequence chooses.
+        context_bound: no sequence has committed more than this (known to the host).
+    """
+
+    slots: torch.Tensor
+    block_table: torch.Tensor
+    committed: torch.Tensor
+    roots: torch.Tensor
+    prompt_tokens: torch.Tensor
+    sampling: SamplingTensors
+    context_bound: int
+
+
+class DeviceState:
+    """Tensors with one row per slot; a slot is a sequence's seat in the engine.
+
+    Args:
+        target: the target model.
+        drafter: its drafter, or None.
+        slots: sequences that can be seated.
+        n_pages: pages of the cache, the trash page included.
+        page_tokens: tokens a page holds.
+        table_pages: pages that one sequence can own.
+        max_model_len: a sequence has at most so many tokens.
+        draft_window: the drafter sees only so many of the last committed tokens; None for all.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        *,
+        slots: int,
+        n_pages: int,
+        page_tokens: int,
+        table_pages: int,
+        max_model_len: int,
+        draft_window: int | None,
+    ) -> None:
+        device = target.device
+        self.page_tokens, self.max_model_len, self.vocab_size = page_tokens, max_model_len, target.config.vocab_size
+        self.draft_window = draft_window
+        self.target_cache = _cache(target.config.n_layers, n_pages * page_tokens, target.config.layer, target)
+
+        def per_slot(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.zeros(slots, *shape, dtype=dtype, device=device)
+
+        self.block_table = per_slot(torch.int64, table_pages)
+        self.committed = per_slot(torch.int64)
+        self.roots = per_slot(torch.int64)
+        self.prompt_tokens = per_slot(torch.int64)
+        self.temperature, self.top_p, self.min_p = (per_slot(torch.float32) for _ in range(3))
+        self.repetition, self.presence, self.frequency = (per_slot(torch.float32) for _ in range(3))
+        self.top_k, self.seed_keys = per_slot(torch.int64), per_slot(torch.int32)
+        self._output_counts: torch.Tensor | None = None
+        self._in_prompt: torch.Tensor | None = None
+        self.drafter_cache: torch.Tensor | None = None
+        if drafter is not None:
+            n_taps = len(drafter.config.tap_layers)
+            self.drafter_cache = _cache(drafter.config.n_layers, n_pages * page_tokens, drafter.config.layer, target)
+            # Taps of the last round's accepted path; they are injected when the next round begins.
+            self.taps = torch.zeros(
+                slots,
+                drafter.config.block_size,
+                n_taps * target.config.layer.hidden_size,
+                dtype=target.dtype,
+                device=device,
+            )
+            self.pending_taps = per_slot(torch.int64)
+
+    def on_device(self, values: Seq[int] | Seq[Seq[int]]) -> torch.Tensor:
+        """int64 numbers of the host, copied without waiting for the device."""
+        numbers = torch.tensor(values, dtype=torch.int64)
+        if self.committed.device.type == "cuda":
+            return numbers.pin_memory().to(self.committed.device, non_blocking=True)
+        return numbers
+
+    def seat(self, slot: int, prompt: Seq[int], pages: Seq[int], params: SamplingParams, seed: int) -> None:
+        """Give a slot to a new sequence."""
+        self.block_table[slot] = TRASH_PAGE
+        self.block_table[slot, : len(pages)] = self.on_device(pages)
+        self.committed[slot] = 0
+        self.prompt_tokens[slot] = len(prompt)
+        if self.drafter_cache is not None:
+            self.pending_taps[slot] = 0
+        self.temperature[slot], self.top_p[slot], self.min_p[slot] = params.temperature, params.top_p, params.min_p
+        self.top_k[slot], self.seed_keys[slot] = min(params.top_k, self.vocab_size), seed_key(seed)
+        self.repetition[slot] = params.repetition_penalty
+        self.presence[slot], self.frequency[slot] = params.presence_penalty, params.frequency_penalty
+        if params.penalises and self._output_counts is None:
+            shape = (self.committed.shape[0], self.vocab_size)
+            self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self.committed.device)
+            self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.committed.device)
+        if self._output_counts is not None and self._in_prompt is not None:
+            self._output_counts[slot] = 0
+            self._in_prompt[slot] = False
+            self._in_prompt[slot, self.on_device(prompt)] = True
+
+    def select(self, slots: torch.Tensor, flags: SamplingFlags, context_bound: int) -> Batch:
+        """The round's view of some slots, int64 ``[batch]``."""
+        counts, in_prompt = None, None
+        if flags.any_penalised and self._output_counts is not None and self._in_prompt is not None:
+            counts, in_prompt = self._output_counts[slots], self._in_prompt[slots]
+        sampling = SamplingTensors(
+            temperature=self.temperature[slots],
+            top_k=self.top_k[slots],
+            top_p=self.top_p[slots],
+            min_p=self.min_p[slots],
+            repetition=self.repetition[slots],
+            presence=self.presence[slots],
+            frequency=self.frequency[slots],
+            seed_keys=self.seed_keys[slots],
+            output_counts=counts,
+            in_prompt=in_prompt,
+            any_sampled=flags.any_sampled,
+            any_filtered=flags.any_filtered,
+        )
+        return Batch(
+            slots=slots,
+            block_table=self.block_table[slots],
+            committed=self.committed[slots],
+            roots=self.roots[slots],
+            prompt_tokens=self.prompt_tokens[slots],
+            sampling=sampling,
+            context_bound=context_bound,
+        )
+
+    def count_tokens(self, slots: torch.Tensor, tokens: torch.Tensor, valid: torch.Tensor) -> None:
+        """Add generated tokens to the counts that penalties read.
+
+        Args:
+            slots: int64 ``[batch]``.
+            tokens: int64 ``[batch, n]``.
+            valid: bool ``[batch, n]``.
+        """
+        if self._output_counts is not None:
+            places = slots[:, None] * self.vocab_size + tokens
+            self._output_counts.view(-1).scatter_add_(0, places.flatten(), valid.int().flatten())
+
+
+def _cache(n_layers: int, n_slots: int, shape: LayerShape, target: Target) -> torch.Tensor:
+    return torch.zeros(n_layers, 2, n_slots, shape.n_kv_heads, shape.head_dim, dtype=target.dtype, device=target.device)

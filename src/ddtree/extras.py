@@ -1,0 +1,15 @@
+"""Optional dependencies: which packages an extra brings, and the message where one is missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from ddtree.errors import UserError
+
+_PACKAGES = {"engine": ("torch", "transformers", "safetensors", "tokenizers", "jinja2")}
+
+
+def require_extra(extra: str, user: str) -> None:
+    """Raise :class:`UserError` unless every package of ``extra`` is installed; ``user`` is what needs it."""
+    if any(find_spec(package) is None for package in _PACKAGES[extra]):
+        raise UserError(f"{user} needs ddtree[{extra}]", f"pip install 'ddtree[{extra}]'")

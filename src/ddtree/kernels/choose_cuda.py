@@ -1,0 +1,39 @@
+"""The target's choice after each row: one pass over the logits, noise drawn on the way; filters and penalties by the twin."""
+
+import torch
+
+from ddtree.kernels import choose as twin
+from ddtree.kernels.choose import SamplingTensors
+from ddtree.kernels.cuda_module import cuda_module
+from ddtree.kernels.tree_tensors import TreeTensors
+
+_THREADS = 256
+_BLOCKS = 528  # to aim at: four for each multiprocessor of an H100 or H200
+
+
+def choose(logits: torch.Tensor, sampling: SamplingTensors, tree: TreeTensors, committed: torch.Tensor) -> torch.Tensor:
+    """See `ddtree.kernels.choose.choose`; logits may also be bfloat16 where there are neither penalties nor filters."""
+    if sampling.output_counts is not None and sampling.in_prompt is not None:
+        logits = twin._penalise(logits.float(), sampling, tree)
+    filtered = sampling.any_sampled and sampling.any_filtered
+    if filtered:
+        temperature = sampling.temperature[:, None, None]
+        logits = twin._filter(logits.float() / torch.where(temperature > 0, temperature, 1.0), sampling)
+    batch, rows, vocab = logits.shape
+    logits = logits.contiguous()
+    device = logits.device
+    least = _THREADS * 8  # tokens a block, so that it has something to do
+    chunks = max(1, min(-(-_BLOCKS // (batch * rows)), -(-vocab // least)))
+    per_block = -(-vocab // chunks)
+    chosen = torch.empty(batch, rows, dtype=torch.int64, device=device)
+    partial = torch.empty(batch * rows * chunks, dtype=torch.int64, device=device)
+    arrived = torch.zeros(batch * rows, dtype=torch.int32, device=device)
+    module = cuda_module(
+        "choose.cu", device, LOGIT_BF16=int(logits.dtype == torch.bfloat16), SAMPLED=int(sampling.any_sampled)
+    )
+    module.launch(
+        "choose", (chunks, batch * rows, 1), _THREADS, 0,
+        logits, sampling.temperature, sampling.seed_keys, committed.contiguous(), tree.depths.contiguous(),
+        chosen, partial, arrived, vocab, rows, per_block, int(filtered),
+    )  # fmt: skip
+    return chosen

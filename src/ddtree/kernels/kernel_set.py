@@ -1,0 +1,49 @@
+"""The kernels that an engine runs with, chosen once for its device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddtree.kernels.activation import silu_mul
+from ddtree.kernels.choose import choose
+from ddtree.kernels.norm import add_rms_norm, rms_norm
+from ddtree.kernels.paged import move_rows
+from ddtree.kernels.rotary import rotate_and_write
+from ddtree.kernels.top_log_probs import top_log_probs
+from ddtree.kernels.tree_attention import TreeAttention
+from ddtree.kernels.tree_build import build_tree
+from ddtree.kernels.tree_walk import walk_tree
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """One implementation of each kernel; all sets compute the same functions."""
+
+    name: str
+    rms_norm: Callable[..., torch.Tensor]
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    rotate_and_write: Callable[..., torch.Tensor]
+    silu_mul: Callable[..., torch.Tensor]
+    tree_attention: Callable[..., Any]
+    top_log_probs: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    build_tree: Callable[..., Any]
+    choose: Callable[..., torch.Tensor]
+    walk_tree: Callable[..., Any]
+    move_rows: Callable[..., None]
+
+
+TWINS = KernelSet(
+    name="torch",
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    rotate_and_write=rotate_and_write,
+    silu_mul=silu_mul,
+    tree_attention=TreeAttention,
+    top_log_probs=top_log_probs,
+    build_tree=build_tree,
+    choose=choose,
+    walk_tree=walk_tree,
+    move_rows=move_rows,
+)

@@ -1,0 +1,1 @@
+"""Target decoders and the DFlash drafter, read from Hugging Face folders."""

@@ -1,0 +1,124 @@
+"""The DFlash drafter: one forward pass proposes a whole block (arXiv 2602.06036)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.functional import linear
+
+from ddtree.kernels.kernel_set import TWINS, KernelSet
+from ddtree.models.drafter_config import DrafterConfig, SlidingBlock, read_drafter_config
+from ddtree.models.layer import LayerWeights, Pass, load_layer, run_layer
+from ddtree.models.rope import RotaryEmbedding
+from ddtree.models.target import Target
+from ddtree.models.weights import Weights
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A drafter beside its target, whose embedding and head it uses.
+
+    Attributes:
+        fuse: ``[hidden, n_taps * hidden]``, the checkpoint's `fc`.
+        context_kv: the key and value rows of all layers below each other, so that injection is one matrix product.
+    """
+
+    config: DrafterConfig
+    target: Target
+    fuse: torch.Tensor
+    fuse_norm: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    context_kv: torch.Tensor
+    context_kv_bias: torch.Tensor | None
+    final_norm: torch.Tensor
+    rope: RotaryEmbedding
+    kernels: KernelSet = TWINS
+
+    def inject(
+        self, taps: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Write the context keys and values of committed tokens into the drafter's cache.
+
+        Args:
+            taps: ``[batch, rows, n_taps * hidden]``, target taps of committed tokens.
+            cos, sin: float32 ``[batch, rows, head_dim / 2]`` at the tokens' positions.
+            cache: ``[layers, 2, slots, kv_heads, head_dim]``.
+            slots: int64 ``[batch, rows]``; a slot of the trash page drops a row.
+        """
+        shape = self.config.layer
+        context = self.kernels.rms_norm(linear(taps, self.fuse), self.fuse_norm, shape.norm_eps)
+        keys_values = linear(context, self.context_kv, self.context_kv_bias).chunk(len(self.layers), dim=-1)
+        for layer, kv, layer_cache in zip(self.layers, keys_values, cache, strict=True):
+            self.kernels.rotate_and_write(
+                kv.contiguous(),
+                shape.head_dim,
+                layer.q_norm,
+                layer.k_norm,
+                shape.norm_eps,
+                cos,
+                sin,
+                layer_cache,
+                slots,
+            )
+
+    def draft(self, roots: torch.Tensor, run: Pass, cache: torch.Tensor) -> torch.Tensor:
+        """Propose what follows the roots.
+
+        Args:
+            roots: int64 ``[batch]``. They stand in slot 0 of the block; every other slot holds the mask token.
+            run: positions ``committed .. committed + block_size - 1``, their slots, attention over context and block.
+            cache: as in `inject`; the block's own rows are scratch, overwritten when their tokens are injected.
+
+        Returns:
+            float32 logits ``[batch, block_size - 1, vocab]`` for depths 1 .. block_size - 1: slot j speaks of its own
+            position, there is no shift.
+        """
+        shape = self.config.layer
+        block = roots.new_full((roots.shape[0], self.config.block_size), self.config.mask_token_id)
+        block[:, 0] = roots
+        delta: torch.Tensor | None = None
+        residual = self.target.embed(block)
+        for i, layer in enumerate(self.layers):
+            delta, residual = run_layer(
+                delta, residual, layer, shape, run, cache[i], self.config.sliding_windows[i], self.kernels
+            )
+        assert delta is not None
+        last, _ = self.kernels.add_rms_norm(delta, residual, self.final_norm, shape.norm_eps)
+        return self.target.logits(last[:, 1:])
+
+
+def load_drafter(
+    folder: Path,
+    target: Target,
+    *,
+    block_size: int | None = None,
+    sliding_block: SlidingBlock = "bidirectional",
+    kernels: KernelSet = TWINS,
+) -> Drafter:
+    """Load a DFlash drafter for ``target``, in the target's type and on its device.
+
+    Raises:
+        UserError: not a DFlash drafter, one of another target, damaged, or with tensors that do not fit its config.
+    """
+    config = read_drafter_config(folder, target.config, block_size=block_size, sliding_block=sliding_block)
+    shape = config.layer
+    hidden, q_rows = shape.hidden_size, shape.n_heads * shape.head_dim
+    with Weights(folder, target.dtype, target.device) as weights:
+        fuse = weights.take("fc.weight", (hidden, len(config.tap_layers) * hidden))
+        fuse_norm = weights.take("hidden_norm.weight", (hidden,))
+        layers = tuple(load_layer(weights, f"layers.{i}", shape) for i in range(config.n_layers))
+        final_norm = weights.take("norm.weight", (hidden,))
+        weights.close()
+    biases = [layer.qkv_bias[q_rows:] for layer in layers if layer.qkv_bias is not None]
+    return Drafter(
+        config=config,
+        target=target,
+        fuse=fuse,
+        fuse_norm=fuse_norm,
+        layers=layers,
+        context_kv=torch.cat([layer.qkv[q_rows:] for layer in layers]),
+        context_kv_bias=torch.cat(biases) if biases else None,
+        final_norm=final_norm,
+        rope=RotaryEmbedding(config.rope, target.device),
+        kernels=kernels,
+    )

@@ -1,0 +1,110 @@
+"""One decoder layer, the same for the target and for the drafter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from ddtree.kernels.kernel_set import KernelSet
+from ddtree.models.target_config import LayerShape
+from ddtree.models.weights import Weights
+
+AttentionCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], torch.Tensor]
+"""``(query, keys, values, sliding_window)``; see `ddtree.kernels.tree_attention.TreeAttention`."""
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of a layer; q/k/v and gate/up stand below each other, so that each is one matrix product."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: torch.Tensor
+    output_bias: torch.Tensor | None
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What all layers of one forward pass share.
+
+    Attributes:
+        cos, sin: float32 ``[batch, rows, head_dim / 2]``.
+        slots: int64 ``[batch, rows]``, where the rows' keys and values go.
+        attention: attention of the rows over the cache and each other.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    slots: torch.Tensor
+    attention: AttentionCall
+
+
+def load_layer(weights: Weights, prefix: str, shape: LayerShape) -> LayerWeights:
+    """Take the tensors of the layer ``prefix`` (Hugging Face names)."""
+    q, kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    qkv_names, qkv_rows = [f"{attention}.{name}_proj" for name in "qkv"], (q, kv, kv)
+    gate_up_names, gate_up_rows = [f"{mlp}.gate_proj", f"{mlp}.up_proj"], (shape.intermediate_size,) * 2
+
+    def biases(names: list[str], rows: tuple[int, ...], wanted: bool) -> torch.Tensor | None:
+        return weights.stack([f"{name}.bias" for name in names], rows, None) if wanted else None
+
+    return LayerWeights(
+        input_norm=weights.take(f"{prefix}.input_layernorm.weight", (shape.hidden_size,)),
+        qkv=weights.stack([f"{name}.weight" for name in qkv_names], qkv_rows, shape.hidden_size),
+        qkv_bias=biases(qkv_names, qkv_rows, shape.qkv_bias),
+        q_norm=weights.take(f"{attention}.q_norm.weight", (shape.head_dim,)) if shape.qk_norm else None,
+        k_norm=weights.take(f"{attention}.k_norm.weight", (shape.head_dim,)) if shape.qk_norm else None,
+        output=weights.take(f"{attention}.o_proj.weight", (shape.hidden_size, q)),
+        output_bias=biases([f"{attention}.o_proj"], (shape.hidden_size,), shape.output_bias),
+        post_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", (shape.hidden_size,)),
+        gate_up=weights.stack([f"{name}.weight" for name in gate_up_names], gate_up_rows, shape.hidden_size),
+        gate_up_bias=biases(gate_up_names, gate_up_rows, shape.mlp_bias),
+        down=weights.take(f"{mlp}.down_proj.weight", (shape.hidden_size, shape.intermediate_size)),
+        down_bias=biases([f"{mlp}.down_proj"], (shape.hidden_size,), shape.mlp_bias),
+    )
+
+
+def run_layer(
+    delta: torch.Tensor | None,
+    residual: torch.Tensor,
+    layer: LayerWeights,
+    shape: LayerShape,
+    run: Pass,
+    cache: torch.Tensor,
+    sliding_window: int | None,
+    kernels: KernelSet,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a layer on rows whose last addition to the residual stream is still to be made.
+
+    Args:
+        delta: ``[batch, rows, hidden]``, the previous layer's output, or None before the first layer.
+        residual: ``[batch, rows, hidden]``.
+        cache: this layer's ``[2, slots, kv_heads, head_dim]``; the rows' keys and values are written to it.
+
+    Returns:
+        the layer's own output, to be added, and the residual stream before that addition.
+    """
+    if delta is None:
+        normed = kernels.rms_norm(residual, layer.input_norm, shape.norm_eps)
+    else:
+        normed, residual = kernels.add_rms_norm(delta, residual, layer.input_norm, shape.norm_eps)
+    qkv = linear(normed, layer.qkv, layer.qkv_bias)
+    query = kernels.rotate_and_write(
+        qkv, shape.head_dim, layer.q_norm, layer.k_norm, shape.norm_eps, run.cos, run.sin, cache, run.slots
+    )
+    attended = run.attention(query, cache[0], cache[1], sliding_window)
+    normed, residual = kernels.add_rms_norm(
+        linear(attended, layer.output, layer.output_bias), residual, layer.post_norm, shape.norm_eps
+    )
+    gated = kernels.silu_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
+    return linear(gated, layer.down, layer.down_bias), residual

@@ -1,0 +1,89 @@
+"""The target's tokenizer and chat template, from its Hugging Face folder."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddtree.errors import UserError
+
+
+class Tokenizer:
+    """Text to tokens and back.
+
+    Args:
+        folder: Hugging Face folder with the tokenizer's files.
+        vocab_size: ids must lie below it.
+
+    Raises:
+        UserError: no tokenizer there, or one with more tokens than the model.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._hf = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the library raises many kinds for a damaged or missing file
+            raise UserError(
+                f"{folder} has no readable tokenizer ({type(error).__name__})", "download the folder again"
+            ) from None
+        if len(self._hf) > vocab_size:
+            raise UserError(
+                f"{folder}: the tokenizer has {len(self._hf)} tokens, the model {vocab_size}",
+                "the tokenizer belongs to another model: download the folder again",
+            )
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of raw text, with the model's own opening token if it has one."""
+        return list(self._hf(text).input_ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Tokens of a conversation in the model's chat template, up to where the answer begins.
+
+        Raises:
+            UserError: the model has no chat template, or it does not accept the messages.
+        """
+        if not self._hf.chat_template:
+            raise UserError("this model has no chat template", "give the prompt raw (--no-chat)")
+        try:
+            text = self._hf.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise whatever their author chose
+            raise UserError(f"the chat template refuses the messages ({error})", "check roles and contents") from None
+        return list(self._hf(text, add_special_tokens=False).input_ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of tokens."""
+        return str(
+            self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """What one token says, special tokens by their name."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+
+class TextStream:
+    """Turns tokens into text as they come, holding back characters that are not whole yet."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._start = 0  # first token of the stretch that is decoded anew; what stands before cannot change any more
+        self._told = 0  # tokens whose text was given out
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes; empty while a character is still open."""
+        self._ids.append(token_id)
+        return self._advance(final=False)
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._advance(final=True)
+
+    def _advance(self, final: bool) -> str:
+        before = self._tokenizer.decode(self._ids[self._start : self._told])
+        after = self._tokenizer.decode(self._ids[self._start :])
+        if not final and after.endswith("\ufffd"):
+            return ""
+        self._start, self._told = self._told, len(self._ids)
+        return after[len(before) :]

@@ -1,0 +1,127 @@
+// Runs a CUDA kernel on the CPU, block after block, each thread a fiber: enough to test what a kernel computes.
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __launch_bounds__(...)
+#define __align__(n)
+#define __shared__ static
+#define __forceinline__ inline
+
+struct Index3 { int x, y, z; };
+struct Fiber { ucontext_t context; std::vector<char> stack; Index3 index; bool done; };
+static std::vector<Fiber> fibers;
+static int current;
+static ucontext_t scheduler;
+static Index3 blockIdx, gridDim, blockDim;
+static std::vector<char> dynamic_shared;
+static std::function<void()> body;
+#define threadIdx (fibers[current].index)
+
+struct Meeting { int arrived = 0; unsigned generation = 0; };
+static Meeting block_meeting, warp_meeting[32];
+static uint64_t lanes[32][32];
+
+static void meet(Meeting& meeting, int expected) {
+    unsigned mine = meeting.generation;
+    if (++meeting.arrived == expected) {
+        meeting.arrived = 0;
+        meeting.generation++;
+    }
+    while (meeting.generation == mine) swapcontext(&fibers[current].context, &scheduler);
+}
+static int alive() {
+    int n = 0;
+    for (auto& fiber : fibers) n += !fiber.done;
+    return n;
+}
+static void __syncthreads() { meet(block_meeting, alive()); }
+static int tally;
+static int __syncthreads_count(bool value) {
+    __syncthreads();
+    tally = 0;
+    __syncthreads();
+    tally += value;
+    __syncthreads();
+    return tally;
+}
+static void __syncwarp() { meet(warp_meeting[threadIdx.x / 32], 32); }
+static void __threadfence() {}
+template <class T> static T exchange(T value, int lane) {
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    int warp = threadIdx.x / 32;
+    lanes[warp][threadIdx.x % 32] = bits;
+    __syncwarp();
+    bits = lanes[warp][lane & 31];
+    __syncwarp();
+    memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+template <class T> static T __shfl_sync(unsigned, T value, int lane) { return exchange(value, lane); }
+template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) { return exchange(value, (threadIdx.x % 32) ^ mask); }
+template <class T> static T __shfl_up_sync(unsigned, T value, int by) {
+    int lane = threadIdx.x % 32;
+    return exchange(value, lane >= by ? lane - by : lane);
+}
+template <class T> static T __shfl_down_sync(unsigned, T value, int by) {
+    int lane = threadIdx.x % 32;
+    return exchange(value, lane + by < 32 ? lane + by : lane);
+}
+static unsigned __ballot_sync(unsigned, bool value) {
+    int warp = threadIdx.x / 32;
+    lanes[warp][threadIdx.x % 32] = value;
+    __syncwarp();
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; lane++) votes |= (unsigned)lanes[warp][lane] << lane;
+    __syncwarp();
+    return votes;
+}
+static int __popc(unsigned value) { return __builtin_popcount(value); }
+template <class T> static T atomicAdd(T* place, int value) { T old = *place; *place += value; return old; }
+static float __int_as_float(unsigned bits) { float f; memcpy(&f, &bits, 4); return f; }
+static float __uint_as_float(unsigned bits) { return __int_as_float(bits); }
+static unsigned __float_as_uint(float f) { unsigned bits; memcpy(&bits, &f, 4); return bits; }
+struct float2 { float x, y; };
+static float2 make_float2(float x, float y) { return {x, y}; }
+
+static void enter() {
+    body();
+    fibers[current].done = true;
+    swapcontext(&fibers[current].context, &scheduler);
+}
+static void run_grid(Index3 grid, int threads, int shared_bytes, std::function<void()> kernel) {
+    body = kernel;
+    gridDim = grid;
+    blockDim = {threads, 1, 1};
+    for (int block = 0; block < grid.x * grid.y * grid.z; block++) {
+        blockIdx = {block % grid.x, block / grid.x % grid.y, block / (grid.x * grid.y)};
+        dynamic_shared.assign(shared_bytes + 16, (char)0xA5);
+        fibers.resize(threads);
+        for (int i = 0; i < threads; i++) {
+            Fiber& fiber = fibers[i];
+            fiber.done = false;
+            fiber.index = {i, 0, 0};
+            fiber.stack.resize(64 * 1024);
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack.data();
+            fiber.context.uc_stack.ss_size = fiber.stack.size();
+            fiber.context.uc_link = nullptr;
+            makecontext(&fiber.context, enter, 0);
+        }
+        for (int left = threads; left > 0;) {
+            left = 0;
+            for (current = 0; current < threads; current++)
+                if (!fibers[current].done) {
+                    swapcontext(&scheduler, &fibers[current].context);
+                    left += !fibers[current].done;
+                }
+        }
+    }
+}

@@ -1,0 +1,328 @@
+"""Every fast kernel against its slow twin.
+
+On a GPU they run as they are. Without one, CUDA C++ kernels are compiled for the CPU by g++, and Triton kernels run in
+Triton's interpreter on small float32 shapes; what is missing for that is named as the reason of a skip.
+"""
+
+import functools
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ddtree.kernels import choose as choose_twin  # noqa: E402
+from ddtree.kernels.activation import silu_mul  # noqa: E402
+from ddtree.kernels.choose import SamplingTensors  # noqa: E402
+from ddtree.kernels.fast_set import FAST  # noqa: E402
+from ddtree.kernels.noise import seed_key  # noqa: E402
+from ddtree.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
+from ddtree.kernels.paged import move_rows  # noqa: E402
+from ddtree.kernels.rotary import rotate_and_write  # noqa: E402
+from ddtree.kernels.top_log_probs import top_log_probs  # noqa: E402
+from ddtree.kernels.tree_attention import TreeAttention  # noqa: E402
+from ddtree.kernels.tree_build import build_tree  # noqa: E402
+from ddtree.kernels.tree_tensors import TreeTensors, sees  # noqa: E402
+from ddtree.kernels.tree_walk import walk_tree  # noqa: E402
+from ddtree.tree import build as oracle_build  # noqa: E402
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]  # the interpreter's bfloat16 products are wrong
+
+
+def _patch_interpreter() -> None:
+    """NumPy 2.4 refuses what Triton 3.6's interpreter does to turn a tensor into a loop bound."""
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):  # type: ignore[no-untyped-def]
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
+        scope.set_attr(tensor, "__bool__", lambda self: bool(self.handle.data.reshape(-1)[0]))
+
+    interpreter._patch_lang_tensor = patched
+
+
+if not GPU and find_spec("triton") is not None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    _patch_interpreter()
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture(scope="session")
+def cpu_modules(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("cuda_on_cpu", Path(__file__).with_name("cuda_on_cpu.py"))
+    assert spec is not None and spec.loader is not None
+    emulator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(emulator)
+    if emulator.compiler() is None:
+        pytest.skip("no GPU, and no g++ to compile CUDA kernels for the CPU")
+    folder = tmp_path_factory.mktemp("cuda_on_cpu")
+    return functools.cache(lambda source, device, **defines: emulator.CpuModule(folder, source, defines))
+
+
+@pytest.fixture
+def cuda_kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """CUDA C++ kernels run on the GPU, or compiled for the CPU."""
+    if not GPU:
+        modules = request.getfixturevalue("cpu_modules")
+        for name in ("tree_build_cuda", "tree_walk_cuda", "top_log_probs_cuda", "choose_cuda"):
+            monkeypatch.setattr(f"ddtree.kernels.{name}.cuda_module", modules)
+    yield
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    tolerance = 2e-5 if want.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def poison_memory() -> None:
+    """Fill memory that the kernels' outputs will be taken from with what no kernel writes."""
+    if GPU:
+        blocks = [torch.full((n,), -1, dtype=torch.uint8, device=DEVICE) for n in (1 << 12, 1 << 16, 1 << 20, 1 << 24)]
+        del blocks
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+    poison_memory()
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [40, 576])
+def test_norms(dtype: torch.dtype, size: int) -> None:
+    x, residual = torch.randn(2, 2, 3, size, dtype=dtype, device=DEVICE)
+    weight = torch.randn(size, dtype=dtype, device=DEVICE)
+    close(FAST.rms_norm(x, weight, 1e-5), rms_norm(x, weight, 1e-5))
+    for got, want in zip(
+        FAST.add_rms_norm(x, residual, weight, 1e-5), add_rms_norm(x, residual, weight, 1e-5), strict=True
+    ):
+        close(got, want)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_mul(dtype: torch.dtype) -> None:
+    gate_up = torch.randn(2, 3, 2 * 1100, dtype=dtype, device=DEVICE) * 4
+    close(FAST.silu_mul(gate_up), silu_mul(gate_up))
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [0, 3])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotate_and_write(dtype: torch.dtype, heads: int, normed: bool) -> None:
+    batch, rows, kv_heads, head_dim, slots = 2, 3, 2, 16, 64
+    wide = torch.randn(batch, rows, 2 * (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=DEVICE)
+    qkv = wide.chunk(2, dim=-1)[1]
+    angle = torch.randn(batch, rows, head_dim // 2, device=DEVICE)
+    norms = torch.randn(2, head_dim, dtype=dtype, device=DEVICE) if normed else (None, None)
+    cache = torch.randn(2, slots, kv_heads, head_dim, dtype=dtype, device=DEVICE)
+    places = torch.randperm(slots, device=DEVICE)[: batch * rows].view(batch, rows)
+    results = []
+    for kernel, own_qkv in ((rotate_and_write, qkv.contiguous()), (FAST.rotate_and_write, qkv)):
+        own = cache.clone()
+        query = kernel(own_qkv, head_dim, norms[0], norms[1], 1e-5, angle.cos(), angle.sin(), own, places)
+        results.append((query, own))
+    close(results[1][0], results[0][0])
+    close(results[1][1], results[0][1])
+
+
+@needs_triton
+@pytest.mark.parametrize("n", [1, 6, 31])
+def test_move_rows_reads_before_it_writes(n: int) -> None:
+    cache = torch.randn(2, 2, 128, 2, 16, dtype=DTYPES[-1], device=DEVICE)
+    source = torch.randperm(100, device=DEVICE)[:n].sort().values + 20
+    target = torch.arange(20, 20 + n, device=DEVICE)
+    target[n // 2 + 1 :] = 0
+    want, got = cache.clone(), cache.clone()
+    move_rows(want, source, target)
+    FAST.move_rows(got, source, target)
+    assert torch.equal(got[:, :, 1:], want[:, :, 1:])
+
+
+def random_parents(batch: int, rows: int) -> torch.Tensor:
+    draw = torch.rand(batch, rows) * torch.arange(rows)
+    return draw.long().clamp_(min=0).to(DEVICE)
+
+
+ATTENTION_CASES = [
+    # batch of committed lengths, rows, groups, kv heads, head_dim, page, context window, sliding window
+    ([40], 5, 3, 2, 16, 16, None, None),
+    ([200, 3, 0], 19, 3, 1, 16, 16, None, 30),
+    ([170, 65], 19, 2, 2, 32, 32, 50, None),
+    ([129], 1, 3, 2, 16, 64, None, None),
+    ([70, 100], 9, 1, 1, 64, 64, 20, 7),
+]
+if GPU:
+    ATTENTION_CASES += [
+        ([2047], 65, 4, 8, 128, 16, None, None),
+        ([2047], 1, 4, 8, 128, 64, None, None),
+        ([300], 1025, 3, 3, 64, 32, None, 128),
+        ([5000], 129, 3, 3, 64, 64, 512, None),
+        ([3 * i for i in range(64)], 9, 3, 3, 64, 64, None, None),
+    ]
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=str)
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_attention(dtype: torch.dtype, case: tuple, both_ways: bool) -> None:  # type: ignore[type-arg]
+    lengths, rows, groups, kv_heads, head_dim, page, context_window, sliding_window = case
+    batch, bound = len(lengths), max(lengths) + 13
+    pages = -(-(bound + rows) // page)
+    block_table = torch.randperm(batch * pages, device=DEVICE).view(batch, pages) + 1
+    cache = torch.randn(2, (batch * pages + 1) * page, kv_heads, head_dim, dtype=dtype, device=DEVICE)
+    ancestors = sees(random_parents(batch, rows), rows)
+    depths = ancestors.sum(-1) - 1
+    if both_ways:
+        ancestors = torch.ones_like(ancestors)
+        depths = torch.arange(rows, device=DEVICE).expand(batch, rows)
+    committed = torch.tensor(lengths, device=DEVICE)
+    query = torch.randn(batch, rows, groups * kv_heads, head_dim, dtype=dtype, device=DEVICE)
+    arguments = (block_table, committed, depths, ancestors, page, bound, context_window)
+    want = TreeAttention(*arguments, torch.float32)
+    got = FAST.tree_attention(*arguments, dtype)
+    for window in (sliding_window, None, sliding_window):  # the workspace is used again and again
+        reference = want(query.float(), cache[0].float(), cache[1].float(), window).to(dtype)
+        close(got(query, cache[0], cache[1], window), reference)
+
+
+def drawn(kind: str, batch: int, depths: int, k: int) -> torch.Tensor:
+    """Log-probabilities float32 ``[batch, depths, k]``, best first."""
+    logits = torch.randn(batch, depths, 1000) * (0.01 if kind == "flat" else 3)
+    if kind == "peaked":
+        logits[..., 0] += 12
+    log_probs = logits.log_softmax(-1).topk(k).values
+    if kind == "ties":
+        log_probs = log_probs.round()
+    if kind == "equal":
+        log_probs = torch.zeros_like(log_probs)
+    if kind == "holes":
+        log_probs[:, 1::2, 2:] = -torch.inf
+        log_probs[0, -1] = -torch.inf
+    return log_probs
+
+
+BUILD_CASES = [
+    # batch, depths, k, budget, kind
+    (1, 15, 64, 128, "soft"),
+    (3, 15, 16, 16, "soft"),
+    (2, 7, 8, 40, "ties"),
+    (1, 15, 64, 128, "flat"),
+    (1, 15, 64, 600, "soft"),
+    (1, 15, 64, 128, "equal"),
+    (1, 15, 32, 300, "equal"),
+    (3, 4, 3, 200, "holes"),
+    (1, 1, 5, 8, "soft"),
+    (2, 15, 1, 15, "soft"),
+    (1, 31, 64, 64, "peaked"),
+    (2, 6, 40, 100, "ties"),
+]
+if GPU:
+    BUILD_CASES += [(b, 15, min(n, 64), n, kind) for b, n in ((8, 128), (2, 1024), (64, 8)) for kind in ("soft", "ties")]
+    BUILD_CASES += [(1, 15, 64, 1024, kind) for kind in ("flat", "equal", "peaked", "holes")]
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("case", BUILD_CASES, ids=str)
+def test_build(case: tuple[int, int, int, int, str]) -> None:
+    batch, depths, k, budget, kind = case
+    log_probs = drawn(kind, batch, depths, k)
+    token_ids = torch.stack([torch.randperm(5000)[: depths * k].view(depths, k) for _ in range(batch)])
+    roots = torch.randint(0, 1000, (batch,))
+    max_depths = torch.full((batch,), depths)
+    max_depths[1:] = torch.randint(0, depths + 2, (batch - 1,))
+    arguments = [tensor.to(DEVICE) for tensor in (log_probs, token_ids, roots)]
+    want = build_tree(*arguments, budget, max_depths.to(DEVICE))
+    got = FAST.build_tree(*arguments, budget, max_depths.to(DEVICE))
+    for name in ("tokens", "parents", "depths", "scores", "ancestors"):
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+    tree = oracle_build(log_probs[0].numpy(), token_ids[0].numpy(), budget)
+    assert got.to_draft_tree(0).token_ids.tolist() == tree.token_ids.tolist()
+
+
+def random_trees(batch: int, depths: int, k: int, budget: int) -> TreeTensors:
+    token_ids = torch.stack([torch.randperm(200)[:k] for _ in range(batch * depths)]).view(batch, depths, k)
+    max_depths = torch.randint(1, depths + 1, (batch,))
+    arguments = (drawn("ties", batch, depths, k), token_ids, torch.randint(0, 200, (batch,)), budget, max_depths)
+    return build_tree(*[x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in arguments])
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("shape", [(1, 15, 8, 40), (4, 3, 4, 200), (3, 7, 1, 7), (2, 15, 16, 256)], ids=str)
+def test_walk(shape: tuple[int, int, int, int]) -> None:
+    batch, depths, _, budget = shape
+    tree = random_trees(*shape)
+    choices = torch.randint(0, 200, tree.tokens.shape, device=DEVICE)
+    for sequence in range(batch):
+        for row in range(budget, 0, -1):
+            if tree.alive[sequence, row] and torch.rand(()) < 0.6:
+                choices[sequence, tree.parents[sequence, row]] = tree.tokens[sequence, row]
+    want, got = walk_tree(tree, choices, depths), FAST.walk_tree(tree, choices, depths)
+    for name in ("rows", "accepted", "tokens", "roots"):
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+    assert int(want.accepted.sum()) > 0
+
+
+TOP_CASES = [(3, 5000, 64, ""), (2, 300, 16, "ties"), (1, 3000, 8, "equal"), (2, 70, 64, ""), (2, 9000, 100, "ties"), (2, 6000, 10, "inf")]
+if GPU:
+    TOP_CASES += [(15, v, k, kind) for v in (49152, 151936) for k in (1, 64) for kind in ("", "ties")] + [(1, 262144, 128, "equal")]
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", TOP_CASES, ids=str)
+def test_top_log_probs(dtype: torch.dtype, case: tuple[int, int, int, str]) -> None:
+    depths, vocab, k, kind = case
+    logits = torch.randn(2, depths, vocab) * 4
+    if kind == "ties":
+        logits = logits.round()
+    if kind == "equal":
+        logits = torch.zeros_like(logits)
+    if kind == "inf":
+        logits[..., 5:] = -torch.inf
+    logits = logits.to(dtype).to(DEVICE)
+    want, got = top_log_probs(logits, k), FAST.top_log_probs(logits, k)
+    assert torch.equal(got[1], want[1])
+    torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-5)
+    assert bool((got[0] <= 0).all())
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("penalised", [False, True])
+def test_choose(sampled: bool, filtered: bool, penalised: bool) -> None:
+    batch, budget, vocab = 3, 6, 5000 if not GPU else 49152
+    tree = random_trees(batch, 4, 4, budget)
+    seeds = torch.tensor([seed_key(seed) for seed in range(batch)], dtype=torch.int32)
+    sampling = SamplingTensors(
+        temperature=torch.tensor([0.0, 1.0, 0.7], device=DEVICE),
+        top_k=torch.tensor([0, 50, 0], device=DEVICE),
+        top_p=torch.tensor([1.0, 1.0, 0.9], device=DEVICE),
+        min_p=torch.tensor([0.0, 0.01, 0.0], device=DEVICE),
+        repetition=torch.tensor([1.0, 1.3, 1.0], device=DEVICE),
+        presence=torch.tensor([0.0, 0.5, 0.1], device=DEVICE),
+        frequency=torch.tensor([0.0, 0.2, 0.3], device=DEVICE),
+        seed_keys=seeds.to(DEVICE),
+        output_counts=torch.randint(0, 3, (batch, vocab), dtype=torch.int32, device=DEVICE) if penalised else None,
+        in_prompt=torch.rand(batch, vocab, device=DEVICE) < 0.1 if penalised else None,
+        any_sampled=sampled,
+        any_filtered=filtered,
+    )
+    committed = torch.tensor([3, 100, 7], device=DEVICE)
+    logits = (torch.randn(batch, budget + 1, vocab, device=DEVICE) * 2).round()
+    for dtype in (torch.float32, torch.bfloat16):
+        want = choose_twin.choose(logits.to(dtype).float(), sampling, tree, committed)
+        assert torch.equal(FAST.choose(logits.to(dtype), sampling, tree, committed), want)
