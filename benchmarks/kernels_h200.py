@@ -150,11 +150,10 @@ def rotary_rows() -> Iterator[Row]:
             weight = torch.randn(head_dim, device=DEVICE, dtype=torch.bfloat16) if normed else None
             cache = torch.zeros(2, 4096, kv_heads, head_dim, device=DEVICE, dtype=torch.bfloat16)
             slots = torch.arange(rows, device=DEVICE)[None] + 64
+            arguments = (qkv, head_dim, weight, weight, 1e-5, angle.cos(), angle.sin(), cache, slots)
             yield (
                 f"rotate_and_write {rows} rows, {heads}+{kv_heads} heads",
-                lambda i, a=(qkv, head_dim, weight, weight, 1e-5, angle.cos(), angle.sin(), cache, slots): (
-                    FAST.rotate_and_write(*a)
-                ),
+                lambda i, a=arguments: FAST.rotate_and_write(*a),
                 qkv.nbytes * 2,
             )
 

@@ -24,10 +24,14 @@ class CpuModule:
     def __init__(self, folder: Path, source_name: str, defines: dict[str, str | int]) -> None:
         source = (real._SOURCES / source_name).read_text()
         source = re.sub(
-            r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];", r"\1* \2 = (\1*)dynamic_shared.data();", source
+            r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
+            r"\1* \2 = (\1*)dynamic_shared.data();",
+            source,
         )
         entries = []
-        for name, parameters in re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\((.*?)\)\s*{', source, re.S):
+        for name, parameters in re.findall(
+            r'extern "C" __global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\((.*?)\)\s*{', source, re.S
+        ):
             names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(","))
             entries.append(
                 f'extern "C" void run_{name}(int gx, int gy, int gz, int threads, int shared_bytes, {parameters}) {{'
@@ -37,7 +41,18 @@ class CpuModule:
         stem = "_".join([source_name.removesuffix(".cu"), *(f"{k}{v}" for k, v in sorted(defines.items()))])
         path, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
         path.write_text(f'#include "{_HEADER}"\n{macros}{source}\n' + "\n".join(entries))
-        command = ["g++", "-O1", "-std=c++17", "-w", "-ffp-contract=off", "-shared", "-fPIC", str(path), "-o", str(library)]
+        command = [
+            "g++",
+            "-O1",
+            "-std=c++17",
+            "-w",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            str(path),
+            "-o",
+            str(library),
+        ]
         subprocess.run(command, check=True, timeout=120)
         self._library = ctypes.CDLL(str(library))
 

@@ -230,7 +230,9 @@ BUILD_CASES = [
     (2, 6, 40, 100, "ties"),
 ]
 if GPU:
-    BUILD_CASES += [(b, 15, min(n, 64), n, kind) for b, n in ((8, 128), (2, 1024), (64, 8)) for kind in ("soft", "ties")]
+    BUILD_CASES += [
+        (b, 15, min(n, 64), n, kind) for b, n in ((8, 128), (2, 1024), (64, 8)) for kind in ("soft", "ties")
+    ]
     BUILD_CASES += [(1, 15, 64, 1024, kind) for kind in ("flat", "equal", "peaked", "holes")]
 
 
@@ -275,9 +277,18 @@ def test_walk(shape: tuple[int, int, int, int]) -> None:
     assert int(want.accepted.sum()) > 0
 
 
-TOP_CASES = [(3, 5000, 64, ""), (2, 300, 16, "ties"), (1, 3000, 8, "equal"), (2, 70, 64, ""), (2, 9000, 100, "ties"), (2, 6000, 10, "inf")]
+TOP_CASES = [
+    (3, 5000, 64, ""),
+    (2, 300, 16, "ties"),
+    (1, 3000, 8, "equal"),
+    (2, 70, 64, ""),
+    (2, 9000, 100, "ties"),
+    (2, 6000, 10, "inf"),
+]
 if GPU:
-    TOP_CASES += [(15, v, k, kind) for v in (49152, 151936) for k in (1, 64) for kind in ("", "ties")] + [(1, 262144, 128, "equal")]
+    TOP_CASES += [(15, v, k, kind) for v in (49152, 151936) for k in (1, 64) for kind in ("", "ties")] + [
+        (1, 262144, 128, "equal")
+    ]
 
 
 @pytest.mark.usefixtures("cuda_kernels")
@@ -326,3 +337,24 @@ def test_choose(sampled: bool, filtered: bool, penalised: bool) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         want = choose_twin.choose(logits.to(dtype).float(), sampling, tree, committed)
         assert torch.equal(FAST.choose(logits.to(dtype), sampling, tree, committed), want)
+
+
+def test_a_window_is_counted_from_the_committed_length_not_from_the_bound() -> None:
+    cache = torch.randn(2, 128, 1, 16)
+    one = torch.zeros(1, 1, dtype=torch.int64)
+    block_table = torch.arange(1, 8)[None]
+    query = torch.randn(1, 1, 2, 16)
+    results = []
+    for bound in (40, 70):
+        arguments = (
+            block_table,
+            torch.tensor([40]),
+            one,
+            torch.ones(1, 1, 1, dtype=torch.bool),
+            16,
+            bound,
+            8,
+            torch.float32,
+        )
+        results.append(TreeAttention(*arguments)(query, cache[0], cache[1], None))
+    close(results[1], results[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,6 @@ import torch
 from ddtree.demo import drafter_folder
 from ddtree.demo.target import target_folder
 from ddtree.engine.round import draft, inject_taps
-from ddtree.engine.sampling_params import SamplingParams
-from ddtree.engine.state import Batch, DeviceState
 from ddtree.models.drafter import Drafter, load_drafter
 from ddtree.models.target import Target, load_target
 from plain_dflash import PlainDrafter
@@ -40,42 +39,47 @@ class Bench:
     """Sequences with given taps on a drafter, their pages scattered over the cache."""
 
     def __init__(self, drafter: Drafter, lengths: list[int], draft_window: int | None = None) -> None:
-        n, table_pages = len(lengths), MAX_TOKENS // PAGE_TOKENS
+        n, table_pages, config = len(lengths), MAX_TOKENS // PAGE_TOKENS, drafter.config
         self.drafter, self.lengths = drafter, lengths
-        self.state = DeviceState(
-            drafter.target,
-            drafter,
-            max_batch=n,
-            n_pages=n * table_pages + 1,
-            page_tokens=PAGE_TOKENS,
-            table_pages=table_pages,
-            max_model_len=MAX_TOKENS,
-            draft_window=draft_window,
-        )
-        assert self.state.drafter_cache is not None
-        self.state.drafter_cache.fill_(1e3)  # what is read without having been written shows
         generator = torch.Generator().manual_seed(9)
-        width = self.state.taps.shape[-1]
+        width = len(config.tap_layers) * config.layer.hidden_size
         self.taps = [3 * torch.randn(length, width, generator=generator) for length in lengths]
         self.roots = torch.randint(0, drafter.target.config.vocab_size, (n,), generator=generator)
-        pages = (torch.randperm(n * table_pages, generator=generator) + 1).view(n, table_pages)
-        for slot in range(n):
-            self.state.seat(slot, [0], pages[slot].tolist(), SamplingParams(), 0)
-        self.state.roots[:] = self.roots
+        self._pages = (torch.randperm(n * table_pages, generator=generator) + 1).view(n, table_pages)
+        shape = (
+            config.n_layers,
+            2,
+            (n * table_pages + 1) * PAGE_TOKENS,
+            config.layer.n_kv_heads,
+            config.layer.head_dim,
+        )
+        # What is read without having been written shows.
+        self._state: Any = SimpleNamespace(
+            drafter_cache=torch.full(shape, 1e3), page_tokens=PAGE_TOKENS, draft_window=draft_window
+        )
 
-    def batch(self, slots: list[int]) -> Batch:
-        self.state.committed[slots] = torch.tensor([self.lengths[s] for s in slots])
-        return self.state.select(slots, [SamplingParams()] * len(slots), max(self.lengths[s] for s in slots))
+    def _batch(self, slots: list[int]) -> Any:
+        committed = [self.lengths[slot] for slot in slots]
+        return SimpleNamespace(
+            slots=torch.tensor(slots),
+            block_table=self._pages[slots],
+            committed=torch.tensor(committed),
+            roots=self.roots[slots],
+            prompt_tokens=torch.ones(len(slots), dtype=torch.int64),
+            context_bound=max(committed),
+        )
 
     def inject(self, pieces: int = 1) -> None:
         """Each sequence by itself, in so many pieces."""
         for slot, taps in enumerate(self.taps):
             for part in torch.arange(len(taps)).chunk(pieces):
-                valid = torch.ones(1, len(part), dtype=torch.bool)
-                inject_taps(self.state, self.batch([slot]), self.drafter, taps[part][None], part[None], valid)
+                self.write([slot], taps[part][None], part[None], torch.ones(1, len(part), dtype=torch.bool))
+
+    def write(self, slots: list[int], taps: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor) -> None:
+        inject_taps(self._state, self._batch(slots), self.drafter, taps, positions, valid)
 
     def draft(self, slots: list[int]) -> torch.Tensor:
-        return draft(self.state, self.batch(slots), self.drafter)
+        return draft(self._state, self._batch(slots), self.drafter)
 
 
 def check(
@@ -172,8 +176,8 @@ def test_rows_marked_invalid_are_not_injected(target_path: Path, target: Target,
     bench = Bench(drafter, [12, 12])
     bench.inject()
     wanted = bench.draft([0, 1])
-    junk, positions = torch.full((2, 5, bench.state.taps.shape[-1]), 7.0), torch.arange(3, 8).expand(2, -1)
-    inject_taps(bench.state, bench.batch([0, 1]), drafter, junk, positions, torch.zeros(2, 5, dtype=torch.bool))
+    junk, positions = torch.full((2, 5, bench.taps[0].shape[-1]), 7.0), torch.arange(3, 8).expand(2, -1)
+    bench.write([0, 1], junk, positions, torch.zeros(2, 5, dtype=torch.bool))
     assert torch.equal(bench.draft([0, 1]), wanted)
 
 

@@ -11,15 +11,18 @@ import torch
 
 from ddtree.engine.completion import Completion, StreamEvent
 from ddtree.engine.device import choose_device, choose_dtype, free_memory_bytes
+from ddtree.engine.graph_runner import GraphRunner
 from ddtree.engine.near_tie import LosslessReport, check_lossless
 from ddtree.engine.pages import PagePool
-from ddtree.engine.runner import EagerRunner
+from ddtree.engine.runner import EagerRunner, Runner
 from ddtree.engine.sampling_params import MAX_SEED, SamplingParams
 from ddtree.engine.scheduler import Scheduler
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.speculation import MAX_BUDGET, Speculation
 from ddtree.engine.state import DeviceState
 from ddtree.errors import UserError
+from ddtree.kernels.fast_set import FAST, why_not_fast
+from ddtree.kernels.kernel_set import TWINS
 from ddtree.models.drafter import Drafter, load_drafter
 from ddtree.models.drafter_config import SlidingBlock
 from ddtree.models.target import Target, load_target
@@ -82,9 +85,14 @@ class Engine:
             draft_window=draft_window,
         )
         self._pool = PagePool(n_pages, PAGE_TOKENS)
-        self._scheduler = Scheduler(
-            self.state, self._pool, target, drafter, EagerRunner(self.state, target, drafter), prefill_tokens
-        )
+        self._runner = self._make_runner(max_batch)
+        self._scheduler = Scheduler(self.state, self._pool, target, drafter, self._runner, prefill_tokens)
+
+    def _make_runner(self, max_batch: int) -> Runner:
+        if self.target.device.type == "cuda" and self.target.kernels is not TWINS:
+            buckets = tuple(sorted({*(2**i for i in range(7) if 2**i < max_batch), max_batch}))
+            return GraphRunner(self.state, self.target, self.drafter, buckets)
+        return EagerRunner(self.state, self.target, self.drafter)
 
     @classmethod
     def load(
@@ -157,11 +165,14 @@ class Engine:
         number_type = choose_dtype(dtype, on_device, config.dtype)
         tokenizer = Tokenizer(folder, config.vocab_size)
         tell("loading the model", 0.1)
-        target = load_target(folder, number_type, on_device)
+        kernels = TWINS if why_not_fast(on_device) else FAST
+        target = load_target(folder, number_type, on_device, kernels)
         drafter = None
         if draft is not None:
             tell("loading the drafter", 0.7)
-            drafter = load_drafter(Path(draft), target, block_size=block_size, sliding_block=sliding_block)
+            drafter = load_drafter(
+                Path(draft), target, block_size=block_size, sliding_block=sliding_block, kernels=kernels
+            )
         tell("reserving the cache", 0.9)
         engine = cls(
             target,

@@ -43,7 +43,7 @@ class CapturedRound:
 class GraphRunner:
     """Replays captured rounds; one graph for each batch bucket, draft shape and kind of sampling.
 
-    Batches are filled up to a bucket with a spare slot, which owns no pages: what is done for it lands in the trash page.
+    Batches are filled up to a bucket with a spare slot, which owns no pages: what is done for it goes to the trash page.
 
     Attributes:
         captured: the graphs so far.
@@ -81,7 +81,7 @@ class GraphRunner:
         bound = self._state.max_model_len
 
         def play() -> tuple[torch.Tensor, TreeTensors, AcceptedPaths]:
-            self._state.committed[self._spare_slot] = 0
+            self._state.empty_spare_slot()
             batch = self._state.select(slots, key.flags, bound)
             tree, path = decode_round(self._state, batch, self._target, self._drafter, key.shape)
             return pack(path.accepted, path.tokens), tree, path

@@ -141,6 +141,12 @@ class DeviceState:
             self._in_prompt[slot] = False
             self._in_prompt[slot, self.on_device(prompt)] = True
 
+    def empty_spare_slot(self) -> None:
+        """Set the last slot, which fills up batches, back to no tokens, so that it never outgrows its block table."""
+        self.committed[-1:].zero_()
+        if self.drafter_cache is not None:
+            self.pending_taps[-1:].zero_()
+
     def select(self, slots: torch.Tensor, flags: SamplingFlags, context_bound: int) -> Batch:
         """The round's view of some slots, int64 ``[batch]``."""
         counts, in_prompt = None, None

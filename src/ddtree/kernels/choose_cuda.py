@@ -1,4 +1,6 @@
-"""The target's choice after each row: one pass over the logits, noise drawn on the way; filters and penalties by the twin."""
+"""The target's choice after each row: one pass over the logits, noise drawn on the way.
+
+Filters and penalties are the twin's."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The k most likely tokens of each depth: blocks select from chunks of the vocabulary, the last block of a row merges."""
+"""The k most likely tokens of each depth, selected chunk by chunk; the last block of a row merges the chunks."""
 
 import torch
 

@@ -36,9 +36,9 @@ class TreeAttention:
         dtype: torch.dtype,
     ) -> None:
         batch, rows = depths.shape
-        first = 0 if context_window is None else max(context_bound - context_window, 0)
-        if batch > 1:
-            first = 0  # sequences of other lengths: their windows begin elsewhere
+        first = 0
+        if context_window is not None and depths.device.type == "cpu":
+            first = max(int(committed.min()) - context_window, 0)  # nobody sees what lies before
         self.dtype = dtype
         position = torch.arange(first, context_bound + rows, device=depths.device).expand(batch, -1)
         self._slots = slots_of(block_table, position, page_tokens)

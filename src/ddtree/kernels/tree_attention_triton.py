@@ -5,11 +5,13 @@ the keys; the program that finishes a tile last puts the stretches together. How
 committed length that the device knows, so a grid made for a long context costs little on a short one.
 """
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 from typing import ClassVar
 
 import torch
 import triton
 import triton.language as tl
+
 
 @triton.jit
 def _scores(
@@ -123,7 +125,7 @@ def _attention_kernel(
         largest, weight, acc = _accumulate(scores, seen, values, offset, inside, d, largest, weight, acc, PRECISION)
 
     is_last = True
-    if SPLITS > 1:
+    if SPLITS > 1:  # noqa: SIM102 (known at compile time, unlike the next)
         if used_splits > 1:
             # Normalised partial results and their base-2 log-sum-exp, put together by whoever comes last.
             lse = tl.where(weight > 0, largest + tl.log2(weight), -float("inf"))

@@ -1,7 +1,7 @@
 """Best-first tree build, the whole of it in one kernel, one block a sequence.
 
-1. A histogram of path costs, convolved depth by depth, gives a score that at least ``budget`` prefixes are sure to reach:
-   costs relative to the greedy path are rounded up to buckets, so the score is a true lower bound of the last node's.
+1. A histogram of path costs, convolved depth by depth, gives a score that ``budget`` prefixes are sure to reach: costs
+   relative to the greedy path are rounded up to buckets, so the score is a true lower bound of the last node's.
 2. One warp collects, breadth first, every prefix that reaches it; there are few more than ``budget`` of them. Meanwhile
    the other warps clear the ancestor matrix.
 3. The block sorts them by score, depth and rank tuple and writes the first ``budget``.
@@ -16,7 +16,10 @@ from ddtree.kernels.tree_tensors import TreeTensors
 
 MAX_BUDGET, MAX_DEPTHS, MAX_K = 1024, 31, 1024
 _CAPACITY = 4096  # as in the source
-_HISTOGRAM_RANKS = 16, 32  # ranks that step 1 counts, for budgets up to 256 and above: fewer are faster, more are tighter
+_HISTOGRAM_RANKS = (
+    16,
+    32,
+)  # ranks that step 1 counts, for budgets up to 256 and above: fewer are faster, more are tighter
 
 
 def build_tree(

@@ -1,0 +1,93 @@
+"""The engine on one GPU, measured in pieces that each take minutes (bf16 unless a piece says otherwise).
+
+    python benchmarks/engine_h200.py pair --model DIR --draft DIR --prompts DIR    tok/s and tau, batch 1, interleaved
+
+Each piece prints a table and writes JSON with what produced it.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddtree import Engine, SamplingParams, Speculation
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def read_prompts(folder: Path, names: tuple[str, ...], count: int) -> list[list[dict[str, str]]]:
+    rows = []
+    for name in names:
+        lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+        rows += [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines]
+    return rows
+
+
+def pair(args: argparse.Namespace) -> dict[str, Any]:
+    """Every way over the same prompts in turn; the median over prompts, after one untimed round of all."""
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=4)
+    ways = {"ar": Speculation("ar"), "chain": Speculation("chain")}
+    ways |= {f"tree {b}": Speculation("tree", b) for b in args.budgets}
+    prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
+    params = SamplingParams(max_new_tokens=256)
+    rows: dict[str, dict[str, list[float]]] = {
+        name: {"tok_s": [], "ms": [], "tokens": [], "rounds": []} for name in ways
+    }
+    texts: dict[str, list[list[int]]] = {name: [] for name in ways}
+    for speculation in ways.values():
+        engine.generate(prompts[:1], SamplingParams(max_new_tokens=32), speculation=speculation)
+    for turn, prompt in enumerate(prompts):
+        order = list(ways) if turn % 2 else list(ways)[::-1]
+        for name in order:
+            done = engine.generate([prompt], params, speculation=ways[name])[0]
+            row = rows[name]
+            row["tok_s"].append(done.stats.decode_tok_s)
+            row["ms"].append(statistics.median(done.stats.round_ms))
+            row["tokens"].append(sum(done.stats.accepted_lengths))
+            row["rounds"].append(done.stats.rounds)
+            texts[name].append(done.token_ids)
+    table = []
+    for name, row in rows.items():
+        table.append({
+            "way": name, "prompts": len(prompts), "tok_s": round(statistics.median(row["tok_s"]), 1),
+            "tok_s_mean": round(sum(row["tokens"]) / sum(t / s for t, s in zip(row["tokens"], row["tok_s"], strict=True)), 1),
+            "round_ms": round(statistics.median(row["ms"]), 4), "tau": round(sum(row["tokens"]) / sum(row["rounds"]), 3),
+            "same_text_as_ar": sum(a == b for a, b in zip(texts[name], texts["ar"], strict=True)),
+        })  # fmt: skip
+        print(table[-1], flush=True)
+    return {"facts": engine.facts(), "rows": table}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("piece", choices=("pair",))
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--count", type=int, default=20, help="prompts of each set")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    args = parser.parse_args()
+    began = time.time()
+    result = {
+        "command": " ".join(["python", "benchmarks/engine_h200.py", *sys.argv[1:]]),
+        "commit": subprocess.run(
+            ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        **globals()[args.piece](args),
+    }
+    result["seconds"] = round(time.time() - began, 1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"engine_{args.piece}_{args.dtype}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
