@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ddtree.kernels.paged import slots_of
+from ddtree.kernels.placement import place_rows
 from ddtree.kernels.tree_attention import TreeAttention
 from ddtree.models.layer import Pass
 from ddtree.models.target import Hidden, load_target
@@ -66,11 +66,12 @@ class TargetRunner:
 
     def _hidden(self, tokens: list[int], depths: list[int], seen: torch.Tensor, layers: tuple[int, ...]) -> Hidden:
         committed, depth = torch.tensor([self.committed]), torch.tensor([depths])
-        rows = torch.arange(len(tokens))[None]
         attention = TreeAttention(
             self._table, committed, depth, seen[None], PAGE_TOKENS, self.committed, None, torch.float32
         )
-        cos, sin = self.target.rope.cos_sin(committed[:, None] + depth, self._prompt_tokens)
-        run = Pass(cos, sin, slots_of(self._table, committed[:, None] + rows, PAGE_TOKENS), attention)
+        rope = self.target.rope
+        frequencies = rope.frequencies(committed[:, None] + depth, self._prompt_tokens)
+        placement = place_rows(committed, depth, None, self._table, PAGE_TOKENS, frequencies, rope.scale)
+        run = Pass(placement, attention)
         with torch.no_grad():
             return self.target.forward(torch.tensor([tokens]), run, self._cache, layers)

@@ -15,6 +15,7 @@
 #define __forceinline__ inline
 
 struct Index3 { int x, y, z; };
+struct int4 { int x, y, z, w; };
 struct Fiber { ucontext_t context; std::vector<char> stack; Index3 index; bool done; };
 static std::vector<Fiber> fibers;
 static int current;
@@ -84,7 +85,9 @@ static unsigned __ballot_sync(unsigned, bool value) {
     return votes;
 }
 static int __popc(unsigned value) { return __builtin_popcount(value); }
-template <class T> static T atomicAdd(T* place, int value) { T old = *place; *place += value; return old; }
+template <class T> static T atomicAdd(T* place, T value) { T old = *place; *place += value; return old; }
+template <class T> static T atomicMax(T* place, T value) { T old = *place; if (value > old) *place = value; return old; }
+template <class T> static T max(T a, T b) { return a > b ? a : b; }
 static float __int_as_float(unsigned bits) { float f; memcpy(&f, &bits, 4); return f; }
 static float __uint_as_float(unsigned bits) { return __int_as_float(bits); }
 static unsigned __float_as_uint(float f) { unsigned bits; memcpy(&bits, &f, 4); return bits; }

@@ -41,18 +41,9 @@ class CpuModule:
         stem = "_".join([source_name.removesuffix(".cu"), *(f"{k}{v}" for k, v in sorted(defines.items()))])
         path, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
         path.write_text(f'#include "{_HEADER}"\n{macros}{source}\n' + "\n".join(entries))
-        command = [
-            "g++",
-            "-O1",
-            "-std=c++17",
-            "-w",
-            "-ffp-contract=off",
-            "-shared",
-            "-fPIC",
-            str(path),
-            "-o",
-            str(library),
-        ]
+        # -Bsymbolic: a kernel may be called as a function of the C library is ("advance").
+        flags = "-O1 -std=c++17 -w -ffp-contract=off -shared -fPIC -Wl,-Bsymbolic".split()
+        command = ["g++", *flags, str(path), "-o", str(library)]
         subprocess.run(command, check=True, timeout=120)
         self._library = ctypes.CDLL(str(library))
 

@@ -16,17 +16,19 @@ torch = pytest.importorskip("torch")
 
 from ddtree.kernels import choose as choose_twin  # noqa: E402
 from ddtree.kernels.activation import silu_mul  # noqa: E402
+from ddtree.kernels.advance import advance, keep_taps  # noqa: E402
 from ddtree.kernels.choose import SamplingTensors  # noqa: E402
 from ddtree.kernels.fast_set import FAST  # noqa: E402
 from ddtree.kernels.noise import seed_key  # noqa: E402
 from ddtree.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
 from ddtree.kernels.paged import move_rows  # noqa: E402
+from ddtree.kernels.placement import place_rows  # noqa: E402
 from ddtree.kernels.rotary import rotate_and_write  # noqa: E402
 from ddtree.kernels.top_log_probs import top_log_probs  # noqa: E402
 from ddtree.kernels.tree_attention import TreeAttention  # noqa: E402
 from ddtree.kernels.tree_build import build_tree  # noqa: E402
 from ddtree.kernels.tree_tensors import TreeTensors, sees  # noqa: E402
-from ddtree.kernels.tree_walk import walk_tree  # noqa: E402
+from ddtree.kernels.tree_walk import AcceptedPaths, walk_tree  # noqa: E402
 from ddtree.tree import build as oracle_build  # noqa: E402
 
 GPU = torch.cuda.is_available()
@@ -73,7 +75,14 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     """CUDA C++ kernels run on the GPU, or compiled for the CPU."""
     if not GPU:
         modules = request.getfixturevalue("cpu_modules")
-        for name in ("tree_build_cuda", "tree_walk_cuda", "top_log_probs_cuda", "choose_cuda"):
+        for name in (
+            "tree_build_cuda",
+            "tree_walk_cuda",
+            "top_log_probs_cuda",
+            "choose_cuda",
+            "placement_cuda",
+            "advance_cuda",
+        ):
             monkeypatch.setattr(f"ddtree.kernels.{name}.cuda_module", modules)
     yield
 
@@ -148,6 +157,47 @@ def test_move_rows_reads_before_it_writes(n: int) -> None:
     move_rows(want, source, target)
     FAST.move_rows(got, source, target)
     assert torch.equal(got[:, :, 1:], want[:, :, 1:])
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("by_position", [False, True])
+@pytest.mark.parametrize("some_valid", [False, True])
+def test_place_rows(by_position: bool, some_valid: bool) -> None:
+    batch, rows, page, half = 3, 5, 16, 12
+    base = torch.tensor([0, 27, 60], device=DEVICE)
+    depths = torch.randint(0, 4, (batch, rows), device=DEVICE)
+    valid = torch.tensor([0, 3, 5], device=DEVICE) if some_valid else None
+    block_table = torch.randperm(batch * 8, device=DEVICE).view(batch, 8) + 1
+    frequencies = torch.rand(*((batch, rows, half) if by_position else (half,)), device=DEVICE)
+    want = place_rows(base, depths, valid, block_table, page, frequencies, 1.25)
+    got = FAST.place_rows(base, depths, valid, block_table, page, frequencies, 1.25)
+    assert torch.equal(got.slots, want.slots)
+    close(got.cos, want.cos)
+    close(got.sin, want.sin)
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("drafts", [False, True])
+def test_advance_and_keep_taps(drafts: bool) -> None:
+    batch, n, rows, page, size = 3, 5, 9, 16, 1104
+    accepted = torch.tensor([0, 4, 2], device=DEVICE)
+    path_rows = torch.randint(0, rows, (batch, n), device=DEVICE)
+    tokens = torch.randint(0, 99, (batch, n), device=DEVICE)
+    path = AcceptedPaths(path_rows, accepted, tokens, torch.randint(0, 99, (batch,), device=DEVICE))
+    row_slots = torch.randint(0, 500, (batch, rows), device=DEVICE)
+    block_table = torch.randperm(batch * 8, device=DEVICE).view(batch, 8) + 1
+    seats = torch.tensor([4, 0, 2], device=DEVICE)
+    taps = torch.randn(batch, rows, size, dtype=DTYPES[-1], device=DEVICE)
+    results = []
+    for one, other in ((advance, keep_taps), (FAST.advance, FAST.keep_taps)):
+        committed, roots = torch.arange(10, 60, 10, device=DEVICE), torch.arange(5, device=DEVICE)
+        pending = torch.zeros(5, dtype=torch.int64, device=DEVICE) if drafts else None
+        moves = one(path, row_slots, block_table, page, seats, committed, roots, pending)
+        kept = torch.zeros(5, n, size, dtype=taps.dtype, device=DEVICE)
+        other(kept, seats, taps, path_rows)
+        results.append((moves.source, moves.target, moves.packed, committed, roots, kept, pending))
+    for got, want in zip(*results, strict=True):
+        assert (got is None and want is None) or torch.equal(got, want)
 
 
 def random_parents(batch: int, rows: int) -> torch.Tensor:
@@ -337,6 +387,8 @@ def test_choose(sampled: bool, filtered: bool, penalised: bool) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         want = choose_twin.choose(logits.to(dtype).float(), sampling, tree, committed)
         assert torch.equal(FAST.choose(logits.to(dtype), sampling, tree, committed), want)
+        plain = choose_twin.choose(logits.to(dtype), None, tree, committed)
+        assert torch.equal(FAST.choose(logits.to(dtype), None, tree, committed), plain)
 
 
 def test_a_window_is_counted_from_the_committed_length_not_from_the_bound() -> None:

@@ -73,10 +73,10 @@ class Bench:
         """Each sequence by itself, in so many pieces."""
         for slot, taps in enumerate(self.taps):
             for part in torch.arange(len(taps)).chunk(pieces):
-                self.write([slot], taps[part][None], part[None], torch.ones(1, len(part), dtype=torch.bool))
+                self.write([slot], taps[part][None], part[:1], torch.tensor([len(part)]))
 
-    def write(self, slots: list[int], taps: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor) -> None:
-        inject_taps(self._state, self._batch(slots), self.drafter, taps, positions, valid)
+    def write(self, slots: list[int], taps: torch.Tensor, base: torch.Tensor, valid: torch.Tensor) -> None:
+        inject_taps(self._state, self._batch(slots), self.drafter, taps, base, valid)
 
     def draft(self, slots: list[int]) -> torch.Tensor:
         return draft(self._state, self._batch(slots), self.drafter)
@@ -176,8 +176,8 @@ def test_rows_marked_invalid_are_not_injected(target_path: Path, target: Target,
     bench = Bench(drafter, [12, 12])
     bench.inject()
     wanted = bench.draft([0, 1])
-    junk, positions = torch.full((2, 5, bench.taps[0].shape[-1]), 7.0), torch.arange(3, 8).expand(2, -1)
-    bench.write([0, 1], junk, positions, torch.zeros(2, 5, dtype=torch.bool))
+    junk = torch.full((2, 5, bench.taps[0].shape[-1]), 7.0)
+    bench.write([0, 1], junk, torch.tensor([3, 3]), torch.tensor([0, 0]))
     assert torch.equal(bench.draft([0, 1]), wanted)
 
 

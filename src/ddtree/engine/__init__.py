@@ -1,9 +1,10 @@
 """The single-device engine: state on the device, the round, the scheduler, and the `Engine` that people call."""
 
 from ddtree.engine.completion import Completion, RoundStats, StreamEvent, TracedTree
-from ddtree.engine.engine import Engine
+from ddtree.engine.engine import Engine, Occupancy
 from ddtree.engine.near_tie import LosslessReport, NearTie
 from ddtree.engine.sampling_params import SamplingParams
+from ddtree.engine.sequence import Sequence
 from ddtree.engine.speculation import Speculation
 
 __all__ = [
@@ -11,8 +12,10 @@ __all__ = [
     "Engine",
     "LosslessReport",
     "NearTie",
+    "Occupancy",
     "RoundStats",
     "SamplingParams",
+    "Sequence",
     "Speculation",
     "StreamEvent",
     "TracedTree",

@@ -4,6 +4,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,23 @@ Progress = Callable[[str, float], None]
 PAGE_TOKENS = 16
 
 
+@dataclass(frozen=True)
+class Occupancy:
+    """How full an engine is.
+
+    Attributes:
+        running: sequences that have a slot.
+        waiting: sequences that wait for one.
+        cache_tokens_used: room of the cache that is promised to running sequences.
+        cache_tokens: room of the cache.
+    """
+
+    running: int
+    waiting: int
+    cache_tokens_used: int
+    cache_tokens: int
+
+
 class Engine:
     """A target, its drafter if there is one, and the sequences in flight. Make one with `Engine.load`.
 
@@ -63,6 +81,7 @@ class Engine:
         self._block_size = drafter.config.block_size if drafter else None
         speculation.resolve(self._block_size)
         self._prefill_tokens, self._identity = prefill_tokens, identity
+        self.max_batch = max_batch
         widest = max_model_len + MAX_BUDGET + 1
         table_pages = -(-widest // PAGE_TOKENS)
         token_bytes = _cache_bytes_per_token(target, drafter)
@@ -266,6 +285,37 @@ class Engine:
                     text, tokens = len(sequence.text), len(sequence.output)
         finally:
             self._scheduler.drop(sequence)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+        *,
+        speculation: Speculation | None = None,
+        record_trees: bool = False,
+    ) -> Sequence:
+        """Queue one prompt and return at once; `step` advances it together with all others. For servers.
+
+        Raises:
+            UserError: as `generate`.
+        """
+        sequence = self._sequence(prompt, params, speculation, record_trees)
+        self._scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[Sequence]:
+        """Run one round of everything submitted; returns the sequences that got tokens."""
+        return self._scheduler.step()
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Forget a submitted sequence and free its place; one that is finished or forgotten already is left alone."""
+        self._scheduler.drop(sequence)
+
+    def occupancy(self) -> Occupancy:
+        """How many sequences run and wait, and how much of the cache they hold."""
+        free_tokens = self._pool.free_pages * PAGE_TOKENS
+        cache_tokens = (self._pool.n_pages - 1) * PAGE_TOKENS
+        return Occupancy(self._scheduler.running, self._scheduler.waiting, cache_tokens - free_tokens, cache_tokens)
 
     def check_lossless(self, prompt: Prompt, token_ids: Seq[int]) -> LosslessReport:
         """Hold a greedy answer against the target decoding one token a step (see `ddtree.engine.near_tie`).

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ddtree.engine.flight import Flight, pack
-from ddtree.engine.round import decode_round
+from ddtree.engine.flight import Flight
+from ddtree.engine.round import Round, decode_round
 from ddtree.engine.runner import Launched
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import DeviceState, SamplingFlags
-from ddtree.kernels.tree_tensors import TreeTensors
-from ddtree.kernels.tree_walk import AcceptedPaths
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
 
@@ -34,16 +32,15 @@ class CapturedRound:
 
     graph: torch.cuda.CUDAGraph
     slots: torch.Tensor
-    packed: torch.Tensor
-    tree: TreeTensors
-    path: AcceptedPaths
+    played: Round
     capture_ms: float
 
 
 class GraphRunner:
     """Replays captured rounds; one graph for each batch bucket, draft shape and kind of sampling.
 
-    Batches are filled up to a bucket with a spare slot, which owns no pages: what is done for it goes to the trash page.
+    Batches are filled up to a bucket with a spare slot, which owns no pages: what is done for it goes to the trash
+    page.
 
     Attributes:
         captured: the graphs so far.
@@ -72,7 +69,8 @@ class GraphRunner:
             self._seated[key] = filled
         captured.graph.replay()
         self.replays += 1
-        return Launched(Flight(captured.packed[: len(slots)]), captured.tree, captured.path)
+        played = captured.played
+        return Launched(Flight(played.packed[: len(slots)]), played.tree, played.path)
 
     def capture(self, key: GraphKey) -> CapturedRound:
         """Record a round of ``key`` over the spare slot."""
@@ -80,11 +78,10 @@ class GraphRunner:
         slots = torch.full((key.batch,), self._spare_slot, device=self._target.device)
         bound = self._state.max_model_len
 
-        def play() -> tuple[torch.Tensor, TreeTensors, AcceptedPaths]:
+        def play() -> Round:
             self._state.empty_spare_slot()
             batch = self._state.select(slots, key.flags, bound)
-            tree, path = decode_round(self._state, batch, self._target, self._drafter, key.shape)
-            return pack(path.accepted, path.tokens), tree, path
+            return decode_round(self._state, batch, self._target, self._drafter, key.shape)
 
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -95,7 +92,7 @@ class GraphRunner:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            packed, tree, path = play()
-        captured = CapturedRound(graph, slots, packed, tree, path, 1e3 * (time.perf_counter() - began))
+            played = play()
+        captured = CapturedRound(graph, slots, played, 1e3 * (time.perf_counter() - began))
         self.captured[key] = captured
         return captured

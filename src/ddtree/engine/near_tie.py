@@ -106,6 +106,6 @@ def check_lossless(
     for index, token in enumerate([prompt[-1], *token_ids[:-1]]):
         batch = state.select(slots, SamplingFlags(), len(prompt) - 1 + index)
         seen = verify(state, batch, target, root_only(torch.tensor([token], device=target.device)), ())
-        hold(index, seen.logits[0, 0])
+        hold(index, seen.logits[0, 0].float())
         state.committed[slot] += 1
     return LosslessReport(len(token_ids), differing)

@@ -2,9 +2,8 @@
 
 import torch
 
-from ddtree.engine.round import inject_taps
+from ddtree.engine.round import inject_taps, place
 from ddtree.engine.state import Batch, DeviceState
-from ddtree.kernels.paged import slots_of
 from ddtree.kernels.tree_tensors import root_only
 from ddtree.models.drafter import Drafter
 from ddtree.models.layer import Pass
@@ -27,17 +26,15 @@ def prefill_chunk(
     """
     n, rows = tokens.shape
     offset = torch.arange(rows, device=tokens.device).expand(n, -1)
-    positions = batch.committed[:, None] + offset
-    slots = slots_of(batch.block_table, positions, state.page_tokens)
-    cos, sin = target.rope.cos_sin(positions, batch.prompt_tokens)
+    placement = place(state, batch, target.rope, target.kernels, batch.committed, offset)
     causal = torch.ones(rows, rows, dtype=torch.bool, device=tokens.device).tril().expand(n, -1, -1)
     attention = target.kernels.tree_attention(
         batch.block_table, batch.committed, offset, causal, state.page_tokens, batch.context_bound, None, target.dtype
     )
     tap_layers = drafter.config.tap_layers if drafter else ()
-    hidden = target.forward(tokens, Pass(cos, sin, slots, attention), state.target_cache, tap_layers)
+    hidden = target.forward(tokens, Pass(placement, attention), state.target_cache, tap_layers)
     if drafter is not None and hidden.taps is not None:
-        inject_taps(state, batch, drafter, hidden.taps, positions, torch.ones_like(positions, dtype=torch.bool))
+        inject_taps(state, batch, drafter, hidden.taps, batch.committed, None)
     state.committed[batch.slots] = batch.committed + rows
     if not is_last:
         return batch.roots
@@ -45,5 +42,5 @@ def prefill_chunk(
     last = batch.committed + rows - 1
     roots = target.kernels.choose(logits, batch.sampling, root_only(tokens[:, -1]), last)[:, 0]
     state.roots[batch.slots] = roots
-    state.count_tokens(batch.slots, roots[:, None], torch.ones_like(roots[:, None], dtype=torch.bool))
+    state.count_tokens(batch.slots, roots[:, None], lambda: torch.ones_like(roots[:, None], dtype=torch.bool))
     return roots

@@ -6,11 +6,13 @@ import torch
 
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import Batch, DeviceState
-from ddtree.kernels.paged import TRASH_PAGE, slots_of
+from ddtree.kernels.kernel_set import KernelSet
+from ddtree.kernels.placement import Placement
 from ddtree.kernels.tree_tensors import TreeTensors, root_only
 from ddtree.kernels.tree_walk import AcceptedPaths
 from ddtree.models.drafter import Drafter
 from ddtree.models.layer import AttentionCall, Pass
+from ddtree.models.rope import RotaryEmbedding
 from ddtree.models.target import Target
 
 
@@ -19,7 +21,7 @@ class Seen:
     """What the target made of a tree.
 
     Attributes:
-        logits: float32 ``[batch, rows, vocab]``, what follows each row.
+        logits: ``[batch, rows, vocab]``, what follows each row.
         taps: ``[batch, rows, n_taps * hidden]``, or None where nobody drafts.
         slots: int64 ``[batch, rows]``, where the rows' keys and values stand in the cache.
     """
@@ -29,9 +31,16 @@ class Seen:
     slots: torch.Tensor
 
 
-def decode_round(
-    state: DeviceState, batch: Batch, target: Target, drafter: Drafter | None, shape: DraftShape
-) -> tuple[TreeTensors, AcceptedPaths]:
+@dataclass(frozen=True)
+class Round:
+    """What a round leaves behind; ``packed`` as in `ddtree.kernels.advance.Moves`."""
+
+    tree: TreeTensors
+    path: AcceptedPaths
+    packed: torch.Tensor
+
+
+def decode_round(state: DeviceState, batch: Batch, target: Target, drafter: Drafter | None, shape: DraftShape) -> Round:
     """Commit at least one token to every sequence of the batch.
 
     A round without a drafter's part (mode `ar`) verifies the root alone, and so is one autoregressive step.
@@ -48,8 +57,8 @@ def decode_round(
     seen = verify(state, batch, target, tree, drafter.config.tap_layers if depths and drafter else ())  # 4
     choices = kernels.choose(seen.logits, batch.sampling, tree, batch.committed)
     path = kernels.walk_tree(tree, choices, depths)  # 5
-    commit(state, batch, target, path, seen)  # 6
-    return tree, path
+    packed = commit(state, batch, target, path, seen)  # 6
+    return Round(tree, path, packed)
 
 
 def room_below(state: DeviceState, batch: Batch) -> torch.Tensor:
@@ -60,29 +69,44 @@ def room_below(state: DeviceState, batch: Batch) -> torch.Tensor:
 def inject(state: DeviceState, batch: Batch, drafter: Drafter) -> None:
     """Write the taps of the tokens committed last round into the drafter's cache; the root's own come a round later."""
     pending = state.pending_taps[batch.slots]
-    offset = torch.arange(state.taps.shape[1], device=pending.device)
-    positions = (batch.committed - pending)[:, None] + offset
-    inject_taps(state, batch, drafter, state.taps[batch.slots], positions, offset < pending[:, None])
+    inject_taps(state, batch, drafter, state.taps[batch.slots], batch.committed - pending, pending)
 
 
 def inject_taps(
-    state: DeviceState, batch: Batch, drafter: Drafter, taps: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor
+    state: DeviceState,
+    batch: Batch,
+    drafter: Drafter,
+    taps: torch.Tensor,
+    base: torch.Tensor,
+    valid: torch.Tensor | None,
 ) -> None:
-    """Write taps ``[batch, rows, n_taps * hidden]`` at ``positions``, where ``valid``."""
+    """Write taps ``[batch, rows, n_taps * hidden]`` at positions from ``base`` on, the first ``valid`` rows of them."""
     assert state.drafter_cache is not None
-    cos, sin = drafter.rope.cos_sin(positions, batch.prompt_tokens)
-    slots = torch.where(valid, slots_of(batch.block_table, positions, state.page_tokens), TRASH_PAGE)
-    drafter.inject(taps, cos, sin, state.drafter_cache, slots)
+    offset = torch.arange(taps.shape[1], device=taps.device).expand(taps.shape[0], -1)
+    placement = place(state, batch, drafter.rope, drafter.kernels, base, offset, valid)
+    drafter.inject(taps, placement, state.drafter_cache)
+
+
+def place(
+    state: DeviceState,
+    batch: Batch,
+    rope: RotaryEmbedding,
+    kernels: KernelSet,
+    base: torch.Tensor,
+    depths: torch.Tensor,
+    valid: torch.Tensor | None = None,
+) -> Placement:
+    """Slots and angles of rows at positions ``base + depths``; see `ddtree.kernels.placement.place_rows`."""
+    frequencies = rope.frequencies(base[:, None] + depths, batch.prompt_tokens)
+    return kernels.place_rows(base, depths, valid, batch.block_table, state.page_tokens, frequencies, rope.scale)
 
 
 def draft(state: DeviceState, batch: Batch, drafter: Drafter) -> torch.Tensor:
-    """Logits of depths 1 .. block_size - 1, float32 ``[batch, depths, vocab]``, from one pass over the block."""
+    """Logits of depths 1 .. block_size - 1, ``[batch, depths, vocab]``, from one pass over the block."""
     assert state.drafter_cache is not None
-    config = drafter.config
-    offset = torch.arange(config.block_size, device=batch.roots.device).expand(len(batch.slots), -1)
-    both_ways = torch.ones(
-        len(batch.slots), config.block_size, config.block_size, dtype=torch.bool, device=offset.device
-    )
+    config, n = drafter.config, len(batch.slots)
+    offset = torch.arange(config.block_size, device=batch.roots.device).expand(n, -1)
+    both_ways = torch.ones(n, config.block_size, config.block_size, dtype=torch.bool, device=offset.device)
 
     def attention(sees: torch.Tensor) -> AttentionCall:
         return drafter.kernels.tree_attention(
@@ -93,39 +117,37 @@ def draft(state: DeviceState, batch: Batch, drafter: Drafter) -> torch.Tensor:
     full = attention(both_ways.tril() if config.is_causal else both_ways)
     sliding = attention(both_ways.tril()) if any(config.sliding_windows) and config.sliding_block == "causal" else full
 
-    positions = batch.committed[:, None] + offset
-    cos, sin = drafter.rope.cos_sin(positions, batch.prompt_tokens)
-    slots = slots_of(batch.block_table, positions, state.page_tokens)
-    run = Pass(cos, sin, slots, lambda q, k, v, window: (full if window is None else sliding)(q, k, v, window))
+    placement = place(state, batch, drafter.rope, drafter.kernels, batch.committed, offset)
+    run = Pass(placement, lambda q, k, v, window: (full if window is None else sliding)(q, k, v, window))
     return drafter.draft(batch.roots, run, state.drafter_cache)
 
 
 def verify(state: DeviceState, batch: Batch, target: Target, tree: TreeTensors, tap_layers: tuple[int, ...]) -> Seen:
     """Run root and nodes through the target at ``committed + depth``, each seeing the prefix and its own ancestors."""
-    rows = torch.arange(tree.tokens.shape[1], device=tree.tokens.device)
-    slots = slots_of(batch.block_table, batch.committed[:, None] + rows, state.page_tokens)
-    cos, sin = target.rope.cos_sin(batch.committed[:, None] + tree.depths, batch.prompt_tokens)
+    placement = place(state, batch, target.rope, target.kernels, batch.committed, tree.depths)
     attention = target.kernels.tree_attention(
         batch.block_table, batch.committed, tree.depths, tree.ancestors, state.page_tokens, batch.context_bound,
         None, target.dtype,
     )  # fmt: skip
-    hidden = target.forward(tree.tokens, Pass(cos, sin, slots, attention), state.target_cache, tap_layers)
-    return Seen(target.logits(hidden.last), hidden.taps, slots)
+    hidden = target.forward(tree.tokens, Pass(placement, attention), state.target_cache, tap_layers)
+    return Seen(target.logits(hidden.last), hidden.taps, placement.slots)
 
 
-def commit(state: DeviceState, batch: Batch, target: Target, path: AcceptedPaths, seen: Seen) -> None:
-    """Move the accepted path's keys and values behind the committed ones, keep its taps, and take the bonus as root."""
-    step = torch.arange(path.rows.shape[1], device=path.rows.device)
-    is_committed = step <= path.accepted[:, None]
+def commit(state: DeviceState, batch: Batch, target: Target, path: AcceptedPaths, seen: Seen) -> torch.Tensor:
+    """Move the accepted path's keys and values behind the committed ones, keep its taps, and take the bonus as root.
+
+    Returns:
+        what the host wants to know, as in `ddtree.kernels.advance.Moves`.
+    """
+    drafts = seen.taps is not None
+    moves = target.kernels.advance(
+        path, seen.slots, batch.block_table, state.page_tokens,
+        batch.slots, state.committed, state.roots, state.pending_taps if drafts else None,
+    )  # fmt: skip
     if seen.slots.shape[1] > 1:
-        source = seen.slots.gather(1, path.rows)
-        place = slots_of(batch.block_table, batch.committed[:, None] + step, state.page_tokens)
-        target.kernels.move_rows(
-            state.target_cache, source.flatten(), torch.where(is_committed, place, TRASH_PAGE).flatten()
-        )
+        target.kernels.move_rows(state.target_cache, moves.source, moves.target)
     if seen.taps is not None:
-        state.taps[batch.slots] = seen.taps.gather(1, path.rows[..., None].expand(-1, -1, seen.taps.shape[-1]))
-        state.pending_taps[batch.slots] = path.accepted + 1
-    state.committed[batch.slots] = batch.committed + path.accepted + 1
-    state.roots[batch.slots] = path.roots
-    state.count_tokens(batch.slots, path.tokens, is_committed)
+        target.kernels.keep_taps(state.taps, batch.slots, seen.taps, path.rows)
+    step = torch.arange(path.rows.shape[1], device=path.rows.device)
+    state.count_tokens(batch.slots, path.tokens, lambda: step <= path.accepted[:, None])
+    return moves.packed

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from ddtree.engine.flight import Flight, pack
+from ddtree.engine.flight import Flight
 from ddtree.engine.round import decode_round
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import DeviceState, SamplingFlags
@@ -51,5 +51,5 @@ class EagerRunner:
     def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
         """See `Runner`."""
         batch = self._state.select(self._state.on_device(slots), flags, context_bound)
-        tree, path = decode_round(self._state, batch, self._target, self._drafter, shape)
-        return Launched(Flight(pack(path.accepted, path.tokens)), tree, path)
+        played = decode_round(self._state, batch, self._target, self._drafter, shape)
+        return Launched(Flight(played.packed), played.tree, played.path)

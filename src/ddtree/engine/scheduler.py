@@ -56,6 +56,14 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not self._waiting and not self._running
 
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence.
 

@@ -1,6 +1,6 @@
 """Device-resident state of all sequences in flight."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class Batch:
         committed: int64 ``[batch]``, tokens whose keys and values are in the target's cache.
         roots: int64 ``[batch]``, the token at position ``committed``.
         prompt_tokens: int64 ``[batch]``.
-        sampling: how each sequence chooses.
+        sampling: how each sequence chooses; None where all take the argmax.
         context_bound: no sequence has committed more than this (known to the host).
     """
 
@@ -52,7 +52,7 @@ class Batch:
     committed: torch.Tensor
     roots: torch.Tensor
     prompt_tokens: torch.Tensor
-    sampling: SamplingTensors
+    sampling: SamplingTensors | None
     context_bound: int
 
 
@@ -149,10 +149,21 @@ class DeviceState:
 
     def select(self, slots: torch.Tensor, flags: SamplingFlags, context_bound: int) -> Batch:
         """The round's view of some slots, int64 ``[batch]``."""
+        return Batch(
+            slots=slots,
+            block_table=self.block_table[slots],
+            committed=self.committed[slots],
+            roots=self.roots[slots],
+            prompt_tokens=self.prompt_tokens[slots],
+            sampling=self._sampling(slots, flags) if flags != SamplingFlags() else None,
+            context_bound=context_bound,
+        )
+
+    def _sampling(self, slots: torch.Tensor, flags: SamplingFlags) -> SamplingTensors:
         counts, in_prompt = None, None
         if flags.any_penalised and self._output_counts is not None and self._in_prompt is not None:
             counts, in_prompt = self._output_counts[slots], self._in_prompt[slots]
-        sampling = SamplingTensors(
+        return SamplingTensors(
             temperature=self.temperature[slots],
             top_k=self.top_k[slots],
             top_p=self.top_p[slots],
@@ -166,27 +177,18 @@ class DeviceState:
             any_sampled=flags.any_sampled,
             any_filtered=flags.any_filtered,
         )
-        return Batch(
-            slots=slots,
-            block_table=self.block_table[slots],
-            committed=self.committed[slots],
-            roots=self.roots[slots],
-            prompt_tokens=self.prompt_tokens[slots],
-            sampling=sampling,
-            context_bound=context_bound,
-        )
 
-    def count_tokens(self, slots: torch.Tensor, tokens: torch.Tensor, valid: torch.Tensor) -> None:
+    def count_tokens(self, slots: torch.Tensor, tokens: torch.Tensor, valid: Callable[[], torch.Tensor]) -> None:
         """Add generated tokens to the counts that penalties read.
 
         Args:
             slots: int64 ``[batch]``.
             tokens: int64 ``[batch, n]``.
-            valid: bool ``[batch, n]``.
+            valid: gives bool ``[batch, n]``; called only where somebody counts.
         """
         if self._output_counts is not None:
             places = slots[:, None] * self.vocab_size + tokens
-            self._output_counts.view(-1).scatter_add_(0, places.flatten(), valid.int().flatten())
+            self._output_counts.view(-1).scatter_add_(0, places.flatten(), valid().int().flatten())
 
 
 def _cache(n_layers: int, n_slots: int, shape: LayerShape, target: Target) -> torch.Tensor:

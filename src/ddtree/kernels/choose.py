@@ -38,20 +38,26 @@ class SamplingTensors:
     any_filtered: bool
 
 
-def choose(logits: torch.Tensor, sampling: SamplingTensors, tree: TreeTensors, committed: torch.Tensor) -> torch.Tensor:
+def choose(
+    logits: torch.Tensor, sampling: SamplingTensors | None, tree: TreeTensors, committed: torch.Tensor
+) -> torch.Tensor:
     """The token that follows each row, exactly as plain decoding would choose it there.
 
     Penalties count the tokens of a row's own path; noise depends on the seed, the position and the token alone. Walking
     by these samples is exact: each is a draw from the target's distribution given that row's own prefix.
 
     Args:
-        logits: float32 ``[batch, rows, vocab]`` after each row.
+        logits: ``[batch, rows, vocab]`` after each row; the work is done in float32.
+        sampling: None where all sequences take the plain argmax.
         tree: the verified trees.
         committed: int64 ``[batch]``, position of the roots.
 
     Returns:
         int64 ``[batch, rows]``. Equal scores go to the lower token id.
     """
+    if sampling is None:
+        return logits.argmax(-1)
+    logits = logits.float()
     if sampling.output_counts is not None and sampling.in_prompt is not None:
         logits = _penalise(logits, sampling, tree)
     greedy = logits.argmax(-1)

@@ -13,15 +13,19 @@ _THREADS = 256
 _BLOCKS = 528  # to aim at: four for each multiprocessor of an H100 or H200
 
 
-def choose(logits: torch.Tensor, sampling: SamplingTensors, tree: TreeTensors, committed: torch.Tensor) -> torch.Tensor:
+def choose(
+    logits: torch.Tensor, sampling: SamplingTensors | None, tree: TreeTensors, committed: torch.Tensor
+) -> torch.Tensor:
     """See `ddtree.kernels.choose.choose`; logits may also be bfloat16 where there are neither penalties nor filters."""
-    if sampling.output_counts is not None and sampling.in_prompt is not None:
+    if sampling is not None and sampling.output_counts is not None:
         logits = twin._penalise(logits.float(), sampling, tree)
-    filtered = sampling.any_sampled and sampling.any_filtered
-    if filtered:
+    filtered = sampling is not None and sampling.any_sampled and sampling.any_filtered
+    if sampling is not None and filtered:
         temperature = sampling.temperature[:, None, None]
         logits = twin._filter(logits.float() / torch.where(temperature > 0, temperature, 1.0), sampling)
     batch, rows, vocab = logits.shape
+    if logits.dtype != torch.bfloat16:
+        logits = logits.float()
     logits = logits.contiguous()
     device = logits.device
     least = _THREADS * 8  # tokens a block, so that it has something to do
@@ -30,12 +34,12 @@ def choose(logits: torch.Tensor, sampling: SamplingTensors, tree: TreeTensors, c
     chosen = torch.empty(batch, rows, dtype=torch.int64, device=device)
     partial = torch.empty(batch * rows * chunks, dtype=torch.int64, device=device)
     arrived = torch.zeros(batch * rows, dtype=torch.int32, device=device)
-    module = cuda_module(
-        "choose.cu", device, LOGIT_BF16=int(logits.dtype == torch.bfloat16), SAMPLED=int(sampling.any_sampled)
-    )
+    samples = sampling is not None and sampling.any_sampled
+    temperatures, seed_keys = (sampling.temperature, sampling.seed_keys) if sampling is not None else (None, None)
+    module = cuda_module("choose.cu", device, LOGIT_BF16=int(logits.dtype == torch.bfloat16), SAMPLED=int(samples))
     module.launch(
         "choose", (chunks, batch * rows, 1), _THREADS, 0,
-        logits, sampling.temperature, sampling.seed_keys, committed.contiguous(), tree.depths.contiguous(),
+        logits, temperatures, seed_keys, committed.contiguous(), tree.depths.contiguous(),
         chosen, partial, arrived, vocab, rows, per_block, int(filtered),
     )  # fmt: skip
     return chosen

@@ -41,6 +41,9 @@ FAST = KernelSet(
     choose=_lazy("choose_cuda", "choose"),
     walk_tree=_lazy("tree_walk_cuda", "walk_tree"),
     move_rows=_lazy("paged_triton", "move_rows"),
+    place_rows=_lazy("placement_cuda", "place_rows"),
+    advance=_lazy("advance_cuda", "advance"),
+    keep_taps=_lazy("advance_cuda", "keep_taps"),
 )
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from ddtree.kernels.activation import silu_mul
+from ddtree.kernels.advance import Moves, advance, keep_taps
 from ddtree.kernels.choose import choose
 from ddtree.kernels.norm import add_rms_norm, rms_norm
 from ddtree.kernels.paged import move_rows
+from ddtree.kernels.placement import Placement, place_rows
 from ddtree.kernels.rotary import rotate_and_write
 from ddtree.kernels.top_log_probs import top_log_probs
 from ddtree.kernels.tree_attention import TreeAttention
@@ -32,6 +34,9 @@ class KernelSet:
     choose: Callable[..., torch.Tensor]
     walk_tree: Callable[..., Any]
     move_rows: Callable[..., None]
+    place_rows: Callable[..., Placement]
+    advance: Callable[..., Moves]
+    keep_taps: Callable[..., None]
 
 
 TWINS = KernelSet(
@@ -46,4 +51,7 @@ TWINS = KernelSet(
     choose=choose,
     walk_tree=walk_tree,
     move_rows=move_rows,
+    place_rows=place_rows,
+    advance=advance,
+    keep_taps=keep_taps,
 )

@@ -1,9 +1,8 @@
 """Best-first tree build, the whole of it in one kernel, one block a sequence.
 
-1. A histogram of path costs, convolved depth by depth, gives a score that ``budget`` prefixes are sure to reach: costs
-   relative to the greedy path are rounded up to buckets, so the score is a true lower bound of the last node's.
-2. One warp collects, breadth first, every prefix that reaches it; there are few more than ``budget`` of them. Meanwhile
-   the other warps clear the ancestor matrix.
+1. A histogram of path costs, convolved depth by depth, tells about what the last of the ``budget`` prefixes scores.
+2. Depth by depth, every prefix that scores so much is collected: few more than ``budget``. Where the estimate was too
+   high and there are fewer, it is lowered and the search begins again.
 3. The block sorts them by score, depth and rank tuple and writes the first ``budget``.
 
 Where masses of equal scores overflow step 2, one thread runs the oracle's heap instead: slower, never wrong.
@@ -16,10 +15,6 @@ from ddtree.kernels.tree_tensors import TreeTensors
 
 MAX_BUDGET, MAX_DEPTHS, MAX_K = 1024, 31, 1024
 _CAPACITY = 4096  # as in the source
-_HISTOGRAM_RANKS = (
-    16,
-    32,
-)  # ranks that step 1 counts, for budgets up to 256 and above: fewer are faster, more are tighter
 
 
 def build_tree(
@@ -37,11 +32,11 @@ def build_tree(
     device = log_probs.device
     tokens, parents, tree_depths = torch.empty(3, batch, rows, dtype=torch.int64, device=device)
     scores = torch.empty(batch, rows, device=device)
-    ancestors = torch.empty(batch, rows, rows, dtype=torch.bool, device=device)
-    small = budget <= 256
+    small = budget <= 256  # a large matrix is cleared faster by many blocks
+    ancestors = (torch.empty if small else torch.zeros)(batch, rows, rows, dtype=torch.bool, device=device)
     cuda_module("tree_build.cu", device).launch(
-        "build_tree", (batch, 1, 1), 256 if small else 1024, _CAPACITY * 20 + depths * k * 4,
+        "build_tree", (batch, 1, 1), 512 if small else 1024, _CAPACITY * 20 + depths * k * 4,
         log_probs.contiguous(), token_ids.contiguous(), roots.contiguous(), max_depths.contiguous(),
-        tokens, parents, tree_depths, scores, ancestors, depths, k, budget, _HISTOGRAM_RANKS[not small],
+        tokens, parents, tree_depths, scores, ancestors, depths, k, budget, int(small),
     )  # fmt: skip
     return TreeTensors(tokens, parents, tree_depths, scores, ancestors)

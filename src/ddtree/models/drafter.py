@@ -7,8 +7,9 @@ import torch
 from torch.nn.functional import linear
 
 from ddtree.kernels.kernel_set import TWINS, KernelSet
+from ddtree.kernels.placement import Placement
 from ddtree.models.drafter_config import DrafterConfig, SlidingBlock, read_drafter_config
-from ddtree.models.layer import LayerWeights, Pass, load_layer, run_layer
+from ddtree.models.layer import LayerWeights, Pass, load_layer, run_layers
 from ddtree.models.rope import RotaryEmbedding
 from ddtree.models.target import Target
 from ddtree.models.weights import Weights
@@ -34,32 +35,22 @@ class Drafter:
     rope: RotaryEmbedding
     kernels: KernelSet = TWINS
 
-    def inject(
-        self, taps: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
-    ) -> None:
+    def inject(self, taps: torch.Tensor, placement: Placement, cache: torch.Tensor) -> None:
         """Write the context keys and values of committed tokens into the drafter's cache.
 
         Args:
             taps: ``[batch, rows, n_taps * hidden]``, target taps of committed tokens.
-            cos, sin: float32 ``[batch, rows, head_dim / 2]`` at the tokens' positions.
+            placement: the tokens' slots and angles; a slot of the trash page drops a row.
             cache: ``[layers, 2, slots, kv_heads, head_dim]``.
-            slots: int64 ``[batch, rows]``; a slot of the trash page drops a row.
         """
         shape = self.config.layer
         context = self.kernels.rms_norm(linear(taps, self.fuse), self.fuse_norm, shape.norm_eps)
         keys_values = linear(context, self.context_kv, self.context_kv_bias).chunk(len(self.layers), dim=-1)
         for layer, kv, layer_cache in zip(self.layers, keys_values, cache, strict=True):
             self.kernels.rotate_and_write(
-                kv.contiguous(),
-                shape.head_dim,
-                layer.q_norm,
-                layer.k_norm,
-                shape.norm_eps,
-                cos,
-                sin,
-                layer_cache,
-                slots,
-            )
+                kv.contiguous(), shape.head_dim, layer.q_norm, layer.k_norm, shape.norm_eps,
+                placement.cos, placement.sin, layer_cache, placement.slots,
+            )  # fmt: skip
 
     def draft(self, roots: torch.Tensor, run: Pass, cache: torch.Tensor) -> torch.Tensor:
         """Propose what follows the roots.
@@ -70,20 +61,15 @@ class Drafter:
             cache: as in `inject`; the block's own rows are scratch, overwritten when their tokens are injected.
 
         Returns:
-            float32 logits ``[batch, block_size - 1, vocab]`` for depths 1 .. block_size - 1: slot j speaks of its own
-            position, there is no shift.
+            logits ``[batch, block_size - 1, vocab]`` in the model's type, for depths 1 .. block_size - 1: slot j speaks
+            of its own position, there is no shift.
         """
-        shape = self.config.layer
         block = roots.new_full((roots.shape[0], self.config.block_size), self.config.mask_token_id)
         block[:, 0] = roots
-        delta: torch.Tensor | None = None
-        residual = self.target.embed(block)
-        for i, layer in enumerate(self.layers):
-            delta, residual = run_layer(
-                delta, residual, layer, shape, run, cache[i], self.config.sliding_windows[i], self.kernels
-            )
-        assert delta is not None
-        last, _ = self.kernels.add_rms_norm(delta, residual, self.final_norm, shape.norm_eps)
+        last, _ = run_layers(
+            self.target.embed(block), self.layers, self.final_norm, self.config.layer, run, cache,
+            self.config.sliding_windows, self.kernels,
+        )  # fmt: skip
         return self.target.logits(last[:, 1:])
 
 

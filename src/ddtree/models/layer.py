@@ -1,12 +1,13 @@
 """One decoder layer, the same for the target and for the drafter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import linear
 
 from ddtree.kernels.kernel_set import KernelSet
+from ddtree.kernels.placement import Placement
 from ddtree.models.target_config import LayerShape
 from ddtree.models.weights import Weights
 
@@ -37,14 +38,11 @@ class Pass:
     """What all layers of one forward pass share.
 
     Attributes:
-        cos, sin: float32 ``[batch, rows, head_dim / 2]``.
-        slots: int64 ``[batch, rows]``, where the rows' keys and values go.
+        placement: slots and angles of the rows.
         attention: attention of the rows over the cache and each other.
     """
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-    slots: torch.Tensor
+    placement: Placement
     attention: AttentionCall
 
 
@@ -74,37 +72,43 @@ def load_layer(weights: Weights, prefix: str, shape: LayerShape) -> LayerWeights
     )
 
 
-def run_layer(
-    delta: torch.Tensor | None,
+def run_layers(
     residual: torch.Tensor,
-    layer: LayerWeights,
+    layers: Sequence[LayerWeights],
+    final_norm: torch.Tensor,
     shape: LayerShape,
     run: Pass,
     cache: torch.Tensor,
-    sliding_window: int | None,
+    sliding_windows: Sequence[int | None],
     kernels: KernelSet,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run a layer on rows whose last addition to the residual stream is still to be made.
+    tap_layers: Sequence[int] = (),
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """Run all layers and the final norm.
 
     Args:
-        delta: ``[batch, rows, hidden]``, the previous layer's output, or None before the first layer.
-        residual: ``[batch, rows, hidden]``.
-        cache: this layer's ``[2, slots, kv_heads, head_dim]``; the rows' keys and values are written to it.
+        residual: ``[batch, rows, hidden]``, the embedded rows.
+        cache: ``[layers, 2, slots, kv_heads, head_dim]``; the rows' keys and values are written to it.
+        tap_layers: layers whose output is kept.
 
     Returns:
-        the layer's own output, to be added, and the residual stream before that addition.
+        normed rows ``[batch, rows, hidden]``, and the outputs of the tapped layers by their numbers.
     """
-    if delta is None:
-        normed = kernels.rms_norm(residual, layer.input_norm, shape.norm_eps)
-    else:
-        normed, residual = kernels.add_rms_norm(delta, residual, layer.input_norm, shape.norm_eps)
-    qkv = linear(normed, layer.qkv, layer.qkv_bias)
-    query = kernels.rotate_and_write(
-        qkv, shape.head_dim, layer.q_norm, layer.k_norm, shape.norm_eps, run.cos, run.sin, cache, run.slots
-    )
-    attended = run.attention(query, cache[0], cache[1], sliding_window)
-    normed, residual = kernels.add_rms_norm(
-        linear(attended, layer.output, layer.output_bias), residual, layer.post_norm, shape.norm_eps
-    )
-    gated = kernels.silu_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
-    return linear(gated, layer.down, layer.down_bias), residual
+    taps: dict[int, torch.Tensor] = {}
+    normed = kernels.rms_norm(residual, layers[0].input_norm, shape.norm_eps)
+    next_norms = [*(layer.input_norm for layer in layers[1:]), final_norm]
+    for i, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+        query = kernels.rotate_and_write(
+            linear(normed, layer.qkv, layer.qkv_bias),
+            shape.head_dim, layer.q_norm, layer.k_norm, shape.norm_eps,
+            run.placement.cos, run.placement.sin, cache[i], run.placement.slots,
+        )  # fmt: skip
+        attended = run.attention(query, cache[i, 0], cache[i, 1], sliding_windows[i])
+        delta = linear(attended, layer.output, layer.output_bias)
+        normed, residual = kernels.add_rms_norm(delta, residual, layer.post_norm, shape.norm_eps)
+        gated = kernels.silu_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
+        delta = linear(gated, layer.down, layer.down_bias)
+        # A layer's output is first complete in the next norm's sum, which is where it is tapped.
+        normed, residual = kernels.add_rms_norm(delta, residual, next_norm, shape.norm_eps)
+        if i in tap_layers:
+            taps[i] = residual
+    return normed, taps

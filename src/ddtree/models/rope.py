@@ -100,7 +100,7 @@ def _is_positive(value: Any) -> bool:
 
 
 class RotaryEmbedding:
-    """Cosines and sines for token positions.
+    """Angles for token positions.
 
     Args:
         settings: what the checkpoint asks for.
@@ -132,23 +132,24 @@ class RotaryEmbedding:
         inv_freq, scale = compute(self._config, self._device, seq_len=seq_len)
         return inv_freq, float(scale)
 
-    def cos_sin(self, positions: torch.Tensor, prompt_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotation angles of tokens.
+    @property
+    def scale(self) -> float:
+        """Factor on cosines and sines."""
+        return self._scale
+
+    def frequencies(self, positions: torch.Tensor, prompt_tokens: torch.Tensor) -> torch.Tensor:
+        """Angle per position step.
 
         Args:
             positions: int64 ``[batch, rows]``.
             prompt_tokens: int64 ``[batch]``, length of each sequence's prompt; only length-dependent types read it.
 
         Returns:
-            cos and sin, each float32 ``[batch, rows, head_dim / 2]``, scaled as the type asks.
+            float32 ``[head_dim / 2]``, or ``[batch, rows, head_dim / 2]`` for the length-dependent types.
         """
-        inv_freq = self._inv_freq
-        if self.settings.rope_type in LENGTH_DEPENDENT:
-            lengths = torch.maximum(positions + 1, prompt_tokens[:, None])[..., None]
-            if self.settings.rope_type == "dynamic":
-                inv_freq, _ = self._frequencies(lengths)
-            else:
-                is_long = lengths > self.settings.original_max_positions
-                inv_freq = torch.where(is_long, self._long_inv_freq, self._inv_freq)
-        angles = positions[..., None].float() * inv_freq
-        return angles.cos() * self._scale, angles.sin() * self._scale
+        if self.settings.rope_type not in LENGTH_DEPENDENT:
+            return self._inv_freq
+        lengths = torch.maximum(positions + 1, prompt_tokens[:, None])[..., None]
+        if self.settings.rope_type == "dynamic":
+            return self._frequencies(lengths)[0]
+        return torch.where(lengths > self.settings.original_max_positions, self._long_inv_freq, self._inv_freq)

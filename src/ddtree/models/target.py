@@ -8,7 +8,7 @@ from torch.nn.functional import embedding, linear
 
 from ddtree.errors import UserError
 from ddtree.kernels.kernel_set import TWINS, KernelSet
-from ddtree.models.layer import LayerWeights, Pass, load_layer, run_layer
+from ddtree.models.layer import LayerWeights, Pass, load_layer, run_layers
 from ddtree.models.rope import RotaryEmbedding
 from ddtree.models.target_config import TargetConfig, read_target_config
 from ddtree.models.weights import Weights
@@ -58,27 +58,19 @@ class Target:
             tokens: int64 ``[batch, rows]``.
             run: positions, slots and attention of the rows.
             cache: ``[layers, 2, slots, kv_heads, head_dim]``, written at the rows' slots.
-            tap_layers: layers whose output (Hugging Face's ``hidden_states[i + 1]``) is kept.
+            tap_layers: layers whose output (Hugging Face's ``hidden_states[i + 1]``) is kept, in this order.
         """
-        shape = self.config.layer
-        delta: torch.Tensor | None = None
-        residual = self.embed(tokens)
-        taps: dict[int, torch.Tensor] = {}
-        for i, layer in enumerate(self.layers):
-            delta, residual = run_layer(
-                delta, residual, layer, shape, run, cache[i], self.config.sliding_windows[i], self.kernels
-            )
-            if i in tap_layers:
-                taps[i] = delta + residual
-        assert delta is not None
-        last, _ = self.kernels.add_rms_norm(delta, residual, self.final_norm, shape.norm_eps)
+        last, taps = run_layers(
+            self.embed(tokens), self.layers, self.final_norm, self.config.layer, run, cache,
+            self.config.sliding_windows, self.kernels, tap_layers,
+        )  # fmt: skip
         return Hidden(last, torch.cat([taps[i] for i in tap_layers], dim=-1) if tap_layers else None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., hidden]`` to float32 logits ``[..., vocab]``."""
+        """``[..., hidden]`` to logits ``[..., vocab]`` in the model's type."""
         # As one flat product: a sliced batch would make torch copy the whole head on the CPU.
         flat = linear(hidden.reshape(-1, hidden.shape[-1]), self.head)
-        return flat.view(*hidden.shape[:-1], -1).float()
+        return flat.view(*hidden.shape[:-1], -1)
 
 
 def load_target(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TWINS) -> Target:

@@ -1,6 +1,8 @@
 """The target's tokenizer and chat template, from its Hugging Face folder."""
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +39,47 @@ class Tokenizer:
         """Tokens of raw text, with the model's own opening token if it has one."""
         return list(self._hf(text).input_ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the model's chat template reads, beside those that are always set; empty without a template.
+
+        Whoever passes others would find them ignored.
+        """
+        from jinja2 import TemplateError, meta
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        template = self._hf.chat_template
+        if not isinstance(template, str):  # none, or several by name
+            return frozenset()
+        environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+        # transformers' own tag, which only marks which tokens an assistant wrote
+        plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
+        try:
+            found = meta.find_undeclared_variables(environment.parse(plain))
+        except TemplateError:
+            return frozenset()
+        always = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "tojson", "namespace"}
+        return frozenset(found - always - set(environment.globals) - set(self._hf.special_tokens_map))
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Tokens of a conversation in the model's chat template, up to where the answer begins.
+
+        Args:
+            variables: more variables for the template, of those that `template_variables` names.
 
         Raises:
             UserError: the model has no chat template, or it does not accept the messages.
         """
         if not self._hf.chat_template:
             raise UserError("this model has no chat template", "give the prompt raw (--no-chat)")
+        if unknown := (variables or {}).keys() - self.template_variables:
+            raise UserError(f"the chat template has no variable {', '.join(sorted(unknown))}", "leave it out")
         try:
-            text = self._hf.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+            text = self._hf.apply_chat_template(
+                [dict(m) for m in messages], tokenize=False, add_generation_prompt=True, **(variables or {})
+            )
         except Exception as error:  # templates raise whatever their author chose
             raise UserError(f"the chat template refuses the messages ({error})", "check roles and contents") from None
         return list(self._hf(text, add_special_tokens=False).input_ids)

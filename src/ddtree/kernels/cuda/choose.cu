@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int i = 1; i < THREADS / 32; i++) best = best_of[i] > best ? best_of[i] : best;
         ((volatile u64*)partial)[(i64)row * chunks + blockIdx.x] = best;
         __threadfence();
-        is_last = atomicAdd(&arrived[row], 1) == chunks - 1;
+        is_last = atomicAdd(&arrived[row], 1u) == chunks - 1;
     }
     __syncthreads();
     if (!is_last || tid >= 32) return;

@@ -100,16 +100,29 @@ __device__ void select(const u64 (&keys)[N], u32 bound, int k, u64* list, int* s
             if (block_count(count, scratch) >= k) least = trial;
         }
     }
+    if (used <= THREADS) {  // each thread counts what is larger than its own key
+        const int n = used;
+        const u64 own = threadIdx.x < n ? list[threadIdx.x] : 0;
+        int place = 0;
+#pragma unroll 8
+        for (int i = 0; i < n; i++) place += list[i] > own;
+        __syncthreads();
+        if (threadIdx.x < n) list[place] = own;
+        for (int i = n + threadIdx.x; i < k; i += THREADS) list[i] = 0;
+        __syncthreads();
+        return;
+    }
     int size = 1;
     while (size < used || size < k) size *= 2;
     for (int i = used + threadIdx.x; i < size; i += THREADS) list[i] = 0;
     sort_down(list, size);
 }
 
-// The largest value that at least k threads' `own` reach, or 0.
+// About the k-th largest of the threads' `own`: a value that at least k of them reach, or 0. Sixteen bits are enough: what
+// lies between is sorted out afterwards.
 __device__ u32 kth_largest(u32 own, int k) {
     u32 least = 0;
-    for (int bit = 31; bit >= 0; bit--) {
+    for (int bit = 31; bit >= 16; bit--) {
         u32 trial = least | 1u << bit;
         if (__syncthreads_count(own >= trial) >= k) least = trial;
     }
@@ -152,18 +165,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     __threadfence();
     __syncthreads();
-    if (tid == 0) is_last = atomicAdd(&arrived[row], 1) == chunks - 1;
+    if (tid == 0) is_last = atomicAdd(&arrived[row], 1u) == chunks - 1;
     __syncthreads();
     if (!is_last) return;
     __threadfence();
     if (tid == 0) arrived[row] = 0;
 
     const volatile float2* sums = partial_sums + (i64)row * chunks;
-    top = NEG_INF;
-    for (int i = 0; i < chunks; i++) top = fmaxf(top, sums[i].x);
-    sum = 0.0f;
-    for (int i = 0; i < chunks; i++) sum += sums[i].x > NEG_INF ? sums[i].y * expf(sums[i].x - top) : 0.0f;
-    float log_sum = top + logf(sum);
+    const int lane = tid % 32;  // there are at most 32 chunks; each warp adds them up
+    const float chunk_top = lane < chunks ? sums[lane].x : NEG_INF, chunk_sum = lane < chunks ? sums[lane].y : 0.0f;
+    top = chunk_top;
+    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, step));
+    sum = chunk_top > NEG_INF ? chunk_sum * expf(chunk_top - top) : 0.0f;
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(FULL, sum, step);
+    const float log_sum = top + logf(sum);
 
     if (chunks > 1) {
         u64 merged[MERGE_PER_THREAD];
@@ -176,9 +191,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             u32 upper = (u32)(merged[i] >> 32);
             best = upper > best ? upper : best;
         }
-        for (int i = 0; i < chunks; i++) {
-            u32 upper = (u32)(all[i * k + k - 1] >> 32);
-            floor_of_chunks = upper > floor_of_chunks ? upper : floor_of_chunks;
+        if (lane < chunks) floor_of_chunks = (u32)(all[lane * k + k - 1] >> 32);
+        for (int step = 16; step > 0; step /= 2) {
+            u32 other = __shfl_xor_sync(FULL, floor_of_chunks, step);
+            floor_of_chunks = other > floor_of_chunks ? other : floor_of_chunks;
         }
         bound = kth_largest(best, k);
         bound = bound > floor_of_chunks ? bound : floor_of_chunks;

@@ -5,9 +5,11 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define NEG_INF (__int_as_float(0xff800000))
-#define BUCKETS 256       // of the cost histogram
-#define BUCKET_BITS 8
-#define CAPACITY 4096     // prefixes that the search may collect
+#define BUCKETS 256   // of the cost histogram
+#define RANKS 16      // of each depth that the histogram counts
+#define WIDTH 0.125f  // of a bucket, in nats; eight times as wide where that does not reach far enough
+#define BINS 1024     // of the sort
+#define CAPACITY 4096  // prefixes that the search may collect
 #define FULL 0xffffffffu
 
 // A prefix: its parent's entry (13 bits), its depth (5), the rank of its last token (10). Entry 0 is the root.
@@ -28,40 +30,35 @@ __device__ bool before(const float* score, const u32* entry, u32 a, u32 b) {
     return RANK(ea) < RANK(eb);
 }
 
-// A score that at least `budget` prefixes reach, or -inf where no such score is known. Costs relative to the greedy path
-// are rounded up to buckets, so a prefix counted in a bucket really scores at least what the bucket says.
-__device__ float lower_bound_score(const float* lp, int k, int max_depth, int budget, int ranks, int* counts, u32* quantum,
-                                   int* result) {
+// About the score of the last of the `budget` best prefixes, from counts of prefixes by cost, convolved depth by depth
+// (costs relative to the greedy path, rounded to buckets); -inf where there are not so many. An estimate: the caller checks.
+__device__ float estimate_last_score(const float* lp, int k, int max_depth, int budget, int* counts, int* quantum,
+                                     int* result) {
     const int tid = threadIdx.x, threads = blockDim.x;
-    int *current = counts, *next = counts + BUCKETS, *total = counts + 2 * BUCKETS;
-    for (float width = 0.125f; width <= 8.0f; width *= 8.0f) {
-        for (int i = tid; i < BUCKETS; i += threads) {
-            current[i] = i == 0;
-            total[i] = 0;
-        }
-        for (int i = tid; i < max_depth * ranks; i += threads) {
-            int depth = i / ranks, rank = i % ranks;
-            float top = lp[depth * k], value = lp[depth * k + rank];
-            float cost = value > NEG_INF ? ceilf((top - value) / width) : 1e9f;
-            quantum[i] = cost < (float)BUCKETS ? (u32)cost : BUCKETS;
+    // Before each array of counts stand as many zeros, so that what lies outside needs no test.
+    int *current = counts + BUCKETS, *next = counts + 3 * BUCKETS, *total = counts + 4 * BUCKETS;
+    for (float width = WIDTH; width <= 64 * WIDTH; width *= 8.0f) {
+        for (int i = tid; i < 5 * BUCKETS; i += threads) counts[i] = i == BUCKETS;
+        for (int i = tid; i < max_depth * RANKS; i += threads) {
+            int depth = i / RANKS, rank = i % RANKS;
+            float top = lp[depth * k], value = rank < k ? lp[depth * k + rank] : NEG_INF;
+            float cost = value > NEG_INF ? (top - value) / width + 0.5f : 1e9f;
+            quantum[i] = cost < (float)BUCKETS ? (int)cost : BUCKETS;
         }
         __syncthreads();
         float greedy = 0.0f;
         for (int depth = 0; depth < max_depth; depth++) {
             greedy += lp[depth * k];
-            float base = ceilf(-greedy / width);
+            float base = 0.5f - greedy / width;
             if (!(base < (float)BUCKETS)) break;  // deeper prefixes cost more still
-            for (int c = tid; c < BUCKETS; c += threads) {
+            if (tid < BUCKETS) {
                 int sum = 0;
-#pragma unroll 8
-                for (int rank = 0; rank < ranks; rank++) {
-                    u32 q = quantum[depth * ranks + rank];
-                    if (q <= (u32)c) sum += current[c - q];
-                }
+#pragma unroll
+                for (int rank = 0; rank < RANKS; rank++) sum += current[tid - quantum[depth * RANKS + rank]];
                 sum = sum < 65536 ? sum : 65536;
-                next[c] = sum;
-                int bucket = (int)base + c;
-                if (bucket < BUCKETS) total[bucket] += sum;  // this thread's own bucket at this depth
+                next[tid] = sum;
+                int bucket = (int)base + tid;
+                if (bucket < BUCKETS) total[bucket] += sum;  // no other thread's at this depth
             }
             __syncthreads();
             int* swap = current;
@@ -70,6 +67,7 @@ __device__ float lower_bound_score(const float* lp, int k, int max_depth, int bu
         }
         if (tid < 32) {
             int sums[BUCKETS / 32], sum = 0;
+#pragma unroll
             for (int i = 0; i < BUCKETS / 32; i++) sums[i] = sum += total[tid * (BUCKETS / 32) + i];
             int below = sum;
             for (int step = 1; step < 32; step *= 2) {
@@ -78,6 +76,7 @@ __device__ float lower_bound_score(const float* lp, int k, int max_depth, int bu
             }
             below -= sum;
             int found = BUCKETS;
+#pragma unroll
             for (int i = BUCKETS / 32 - 1; i >= 0; i--)
                 if (below + sums[i] >= budget) found = tid * (BUCKETS / 32) + i;
             for (int step = 16; step > 0; step /= 2) {
@@ -89,57 +88,54 @@ __device__ float lower_bound_score(const float* lp, int k, int max_depth, int bu
         __syncthreads();
         int found = *result;
         __syncthreads();
-        if (found < BUCKETS) return -(float)found * width * (1.0f + 1e-5f) - 1e-5f;
+        current = counts + BUCKETS;
+        next = counts + 3 * BUCKETS;
+        if (found < BUCKETS) return -(float)(found + 1) * width;
     }
     return NEG_INF;
 }
 
-// Warp 0 collects every prefix that scores at least `bound`. A prefix that more than `budget` others are sure to precede
-// is left out too: with rank tuple (r1 .. rd), each tuple that is nowhere larger comes first, and so do their beginnings.
-// Returns the number of entries, the root included, or 0 where there is no room.
+// Collects every prefix that scores at least `bound`, depth by depth, a warp a prefix and a lane a rank. A prefix that
+// `budget` others are sure to precede is left out too: with rank tuple (r1 .. rd), each tuple that is nowhere larger comes
+// first, and so do their beginnings. Returns the number of entries, the root included, or 0 where there is no room.
 __device__ int collect(const float* lp, int k, int max_depth, int budget, float bound, float* score, u32* entry,
-                       u32* dominating) {
-    const int lane = threadIdx.x;
+                       u32* dominating, int* level_counts) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     const u32 lower = (1u << lane) - 1;
-    int head = 0, tail = 1;
-    while (head < tail) {
-        // The root alone is expanded by all lanes, a rank each; else each lane expands its own prefix rank by rank.
-        const bool is_root = head == 0;
-        const int index = is_root ? 0 : head + lane, end = head + 32 < tail ? head + 32 : tail;
-        const bool has = index < end;
-        const u32 own = has ? entry[index] : 0;
-        const float base = has ? score[index] : NEG_INF;
-        const u32 dom = has ? dominating[index] : 1;
-        const int depth = DEPTH(own);
-        const int product = dom & 0xffff, preceding = dom >> 16;
-        int limit = has && depth < max_depth ? (budget - preceding) / product : 0;
-        if (limit > k) limit = k;
-        const float* row = lp + (depth < max_depth ? depth : 0) * k;
-        const int stride = is_root ? 32 : 1;
-        for (int first = is_root ? lane : 0;; first += 4 * stride) {
-            u32 votes = 0;
-#pragma unroll
-            for (int u = 0; u < 4; u++) {
-                int rank = first + u * stride;
-                float sum = rank < limit ? base + row[rank] : NEG_INF;
-                bool take = sum > NEG_INF && sum >= bound;
-                votes = __ballot_sync(FULL, take);
-                int at = tail + __popc(votes & lower);
+    __syncthreads();  // an earlier search's counts have been read
+    if (threadIdx.x < 32) level_counts[lane] = 0;
+    __syncthreads();
+    int begin = 0, end = 1;
+    for (int depth = 0; depth < max_depth && begin < end; depth++) {
+        const float* row = lp + depth * k;
+        for (int index = begin + warp; index < end; index += warps) {
+            const float base = score[index];
+            const int product = dominating[index] & 0xffff, preceding = dominating[index] >> 16;
+            int limit = (int)((float)(budget - preceding) / (float)product);  // exact: all below 2048
+            if (limit > k) limit = k;
+            for (int first = 0; first < limit; first += 32) {
+                const int rank = first + lane;
+                const float sum = rank < limit ? base + row[rank] : NEG_INF;
+                const bool take = sum > NEG_INF && sum >= bound;
+                const u32 votes = __ballot_sync(FULL, take);
+                if (votes == 0) break;
+                int at = lane == 0 ? atomicAdd(&level_counts[depth], __popc(votes)) : 0;
+                at = end + __shfl_sync(FULL, at, 0) + __popc(votes & lower);
                 if (take && at < CAPACITY) {
                     score[at] = sum;
                     entry[at] = PACK(index, depth + 1, rank);
-                    int p = product * (rank + 1);
+                    const int p = product * (rank + 1);
                     dominating[at] = (u32)(preceding + p) << 16 | (u32)p;
                 }
-                tail += __popc(votes);
+                if (votes != FULL) break;  // scores fall with the rank
             }
-            if (tail > CAPACITY) return 0;
-            if (votes == 0) break;  // scores fall with the rank: no lane has more
         }
-        __syncwarp();
-        head = end;
+        __syncthreads();
+        begin = end;
+        end += level_counts[depth];
+        if (end > CAPACITY) return 0;
     }
-    return tail;
+    return end;
 }
 
 // The oracle's own heap, by one thread: right for any input, used where `collect` had no room (masses of equal scores).
@@ -185,57 +181,44 @@ __device__ int heap_search(const float* lp, int k, int max_depth, int budget, fl
     return entries - 1;
 }
 
-__device__ u32 descending_bits(float value) {  // smaller for larger values
-    u32 bits = __float_as_uint(value);
-    return (bits >> 31) ? bits : ~bits & 0x7fffffffu;
-}
-
-// Sorts entries 1 .. n by (score, depth, rank tuple) into order[0 .. n-1].
-__device__ void sort_large(const float* score, const u32* entry, int n, u64* keys, u32* order) {
-    const int tid = threadIdx.x, threads = blockDim.x;
-    int size = 1;
-    while (size < n) size *= 2;
-    for (int i = tid; i < size; i += threads)
-        keys[i] = i < n ? (u64)descending_bits(score[i + 1] + 0.0f) << 32 | DEPTH(entry[i + 1]) << 16 | (u32)(i + 1) : ~0ull;
+// Puts entries 1 .. n in the order of (score, depth, rank tuple) and keeps the first `budget`: by bins of the score, then
+// by counting within a bin. `scratch` holds 2 * BINS + n words; no entry scores less than `least`.
+__device__ void sort_entries(const float* score, const u32* entry, int n, int budget, float least, u32* order,
+                             u32* scratch, u32* warp_sums) {
+    const int tid = threadIdx.x, threads = blockDim.x, lane = tid & 31, warp = tid >> 5;
+    u32 *first = scratch, *filled = scratch + BINS, *members = scratch + 2 * BINS;
+    const float scale = least < 0.0f ? (float)(BINS - 1) / -least : 0.0f;
+    for (int i = tid; i < 2 * BINS; i += threads) scratch[i] = 0;
     __syncthreads();
-    for (int width = 2; width <= size; width *= 2)
-        for (int stride = width / 2; stride > 0; stride /= 2) {
-            for (int i = tid; i < size / 2; i += threads) {
-                int low = 2 * i - (i & (stride - 1)), high = low + stride;
-                u64 a = keys[low], b = keys[high];
-                if ((a > b) == ((low & width) == 0)) {
-                    keys[low] = b;
-                    keys[high] = a;
-                }
-            }
-            __syncthreads();
-        }
-    // Where score and depth are equal, the entries' numbers do not follow the rank tuples: count within the run.
-    for (int i = tid; i < n; i += threads) {
-        u64 group = keys[i] >> 16;
-        int start = i, place = 0;
-        while (start > 0 && keys[start - 1] >> 16 == group) start--;
-        u32 own = (u32)keys[i] & 0xffff;
-        for (int j = start; j < n && keys[j] >> 16 == group; j++)
-            if (j != i && before(score, entry, (u32)keys[j] & 0xffff, own)) place++;
-        order[start + place] = own;
+    for (int i = tid + 1; i <= n; i += threads) atomicAdd(&first[(int)(-score[i] * scale)], 1u);
+    __syncthreads();
+    const int own = BINS / threads;  // neighbouring bins a thread adds up: 1 or 2
+    u32 a = first[tid * own], b = own > 1 ? first[tid * own + 1] : 0, sum = a + b;
+    for (int step = 1; step < 32; step *= 2) {
+        u32 other = __shfl_up_sync(FULL, sum, step);
+        if (lane >= step) sum += other;
+    }
+    if (lane == 31) warp_sums[warp] = sum;
+    __syncthreads();
+    u32 before_warp = lane < warp ? warp_sums[lane] : 0;
+    for (int step = 16; step > 0; step /= 2) before_warp += __shfl_xor_sync(FULL, before_warp, step);
+    const u32 start = before_warp + sum - a - b;
+    first[tid * own] = start;
+    if (own > 1) first[tid * own + 1] = start + a;
+    __syncthreads();
+    for (int i = tid + 1; i <= n; i += threads) {
+        const int bin = (int)(-score[i] * scale);
+        members[first[bin] + atomicAdd(&filled[bin], 1u)] = i;
     }
     __syncthreads();
-}
-
-__device__ void sort_small(const float* score, const u32* entry, int n, u32* order) {
-    for (int i = threadIdx.x + 1; i <= n; i += blockDim.x) {
-        float own = score[i];
-        int place = 0, equal = 0;
-#pragma unroll 4
-        for (int j = 1; j <= n; j++) {
-            place += score[j] > own;
-            equal += score[j] == own;
-        }
-        if (equal > 1)
-            for (int j = 1; j <= n; j++)
-                if (j != i && score[j] == own && before(score, entry, j, i)) place++;
-        order[place] = i;
+    for (int i = tid; i < n; i += threads) {
+        const u32 mine = members[i];
+        const int bin = (int)(-score[mine] * scale);
+        const u32 from = first[bin], to = from + filled[bin];
+        u32 place = from;
+        if (place >= (u32)budget) continue;
+        for (u32 j = from; j < to; j++) place += j != (u32)i && before(score, entry, members[j], mine);
+        if (place < (u32)budget) order[place] = mine;
     }
     __syncthreads();
 }
@@ -252,57 +235,63 @@ __device__ void fill_zero(unsigned char* begin, i64 n, int tid, int threads) {
 
 extern "C" __global__ void build_tree(const float* log_probs, const i64* token_ids, const i64* roots, const i64* max_depths,
                                       i64* tokens, i64* parents, i64* depths_out, float* scores, unsigned char* ancestors,
-                                      int depths, int k, int budget, int dp_ranks) {
+                                      int depths, int k, int budget, int clear) {
     extern __shared__ __align__(16) unsigned char shared[];
-    u64* keys = (u64*)shared;                        // CAPACITY; before the sort: histograms and quanta
-    float* score = (float*)(keys + CAPACITY);        // CAPACITY
-    u32* entry = (u32*)(score + CAPACITY);           // CAPACITY
-    u32* dominating = entry + CAPACITY;              // CAPACITY; after the search: order
-    float* lp = (float*)(dominating + CAPACITY);     // depths * k
-    __shared__ int found, result;
+    u32* scratch = (u32*)shared;                // 2 * CAPACITY: histograms, the sort's bins, the heap, rows of entries
+    float* score = (float*)(scratch + 2 * CAPACITY);  // CAPACITY
+    u32* entry = (u32*)(score + CAPACITY);      // CAPACITY
+    u32* dominating = entry + CAPACITY;         // CAPACITY; after the search: order
+    float* lp = (float*)(dominating + CAPACITY);  // depths * k
+    __shared__ int result, level_counts[32];
+    __shared__ u32 worst;
 
     const int tid = threadIdx.x, threads = blockDim.x, rows = budget + 1;
     const i64 sequence = blockIdx.x;
     const float* own_lp = log_probs + sequence * depths * k;
-    i64 allowed = max_depths[sequence];
+    const i64 allowed = max_depths[sequence];
     const int max_depth = allowed < 0 ? 0 : allowed < depths ? (int)allowed : depths;
     for (int i = tid; i < max_depth * k; i += threads) lp[i] = own_lp[i];
+    unsigned char* seen = ancestors + sequence * rows * rows;
+    if (clear) fill_zero(seen, (i64)rows * rows, tid, threads);
     if (tid == 0) {
         score[0] = 0.0f;
         entry[0] = PACK(0, 0, 0);
         dominating[0] = 1;  // product 1, nothing before it
+        worst = 0;
     }
     __syncthreads();
 
-    float bound = lower_bound_score(lp, k, max_depth, budget, dp_ranks < k ? dp_ranks : k, (int*)keys, (u32*)keys + 3 * BUCKETS,
-                                    &result);
-    unsigned char* seen = ancestors + sequence * rows * rows;
-    if (tid < 32) {
-        int n = collect(lp, k, max_depth, budget, bound, score, entry, dominating);
-        if (tid == 0) found = n - 1;
+    float bound = estimate_last_score(lp, k, max_depth, budget, (int*)scratch, (int*)scratch + 5 * BUCKETS, &result);
+    int n = -1;
+    for (float slack = 4 * WIDTH; slack < 1e4f; slack *= 8.0f) {
+        n = collect(lp, k, max_depth, budget, bound, score, entry, dominating, level_counts) - 1;
+        if (n < 0 || n >= budget || bound == NEG_INF) break;
+        bound -= slack;  // the estimate was too high
     }
-    if (threads == 32 || tid >= 32) fill_zero(seen, (i64)rows * rows, threads == 32 ? tid : tid - 32, threads == 32 ? 32 : threads - 32);
-    __syncthreads();
 
-    int n = found;
     u32* order = dominating;
     if (n < 0 || (n < budget && bound > NEG_INF)) {
         if (tid == 0) {
-            u32* heap = (u32*)keys;
-            n = heap_search(lp, k, max_depth, budget, score, entry, heap);
-            for (int i = 0; i < n; i++) order[i] = heap[2048 + i];
-            result = n;  // not `found`: other threads may still be reading that
+            n = heap_search(lp, k, max_depth, budget, score, entry, scratch);
+            for (int i = 0; i < n; i++) order[i] = scratch[2048 + i];
+            result = n;
         }
         __syncthreads();
         n = result;
-    } else if (n <= 256) {
-        sort_small(score, entry, n, order);
     } else {
-        sort_large(score, entry, n, keys, order);
+        float least = bound;
+        if (bound == NEG_INF) {
+            u32 own = 0;  // bits of a score without its sign: larger for worse scores
+            for (int i = tid + 1; i <= n; i += threads) own = max(own, __float_as_uint(score[i]) & 0x7fffffffu);
+            atomicMax(&worst, own);
+            __syncthreads();
+            least = -__uint_as_float(worst);
+        }
+        sort_entries(score, entry, n, budget, least, order, scratch, (u32*)level_counts);
     }
 
     if (n > budget) n = budget;
-    u32* row_of = (u32*)keys;
+    u32* row_of = scratch;
     if (tid == 0) row_of[0] = 0;
     for (int i = tid; i < n; i += threads) row_of[order[i]] = i + 1;
     __syncthreads();

@@ -1,0 +1,57 @@
+// The books of a round: where rows stand, what a commit moves, and the taps that are kept.
+
+typedef unsigned short u16;
+typedef long long i64;
+
+// Block (row, sequence), one thread a rotated pair of numbers.
+extern "C" __global__ void place_rows(const i64* base, const i64* depths, const i64* valid, const i64* block_table,
+                                      const float* frequencies, i64* slots, float* cos_out, float* sin_out, int rows,
+                                      int table_stride, int page_tokens, int half, int per_row, float scale) {
+    const int row = blockIdx.x, sequence = blockIdx.y, pair = threadIdx.x;
+    const i64 place = (i64)sequence * rows + row, first = base[sequence];
+    if (pair == 0) {
+        const i64 token = first + row;
+        const bool kept = !valid || row < valid[sequence];
+        const i64 page = kept ? block_table[(i64)sequence * table_stride + token / page_tokens] : 0;
+        slots[place] = kept ? page * page_tokens + token % page_tokens : 0;
+    }
+    if (pair < half) {
+        const float angle = (float)(first + depths[place]) * frequencies[per_row ? place * half + pair : pair];
+        cos_out[place * half + pair] = cosf(angle) * scale;
+        sin_out[place * half + pair] = sinf(angle) * scale;
+    }
+}
+
+// One block a sequence, one thread a step of the path.
+extern "C" __global__ void advance(const i64* path_rows, const i64* accepted, const i64* tokens, const i64* next_roots,
+                                   const i64* row_slots, const i64* block_table, const i64* seats, i64* committed,
+                                   i64* roots, i64* pending, i64* source, i64* target, i64* packed, int steps, int rows,
+                                   int table_stride, int page_tokens) {
+    const int sequence = blockIdx.x, step = threadIdx.x;
+    const i64 seat = seats[sequence], n = accepted[sequence], first = committed[seat];
+    if (step < steps) {
+        const i64 place = (i64)sequence * steps + step, token = first + step;
+        source[place] = row_slots[(i64)sequence * rows + path_rows[place]];
+        target[place] = step <= n ? block_table[(i64)sequence * table_stride + token / page_tokens] * page_tokens +
+                                        token % page_tokens
+                                  : 0;
+        packed[(i64)sequence * (steps + 1) + 1 + step] = tokens[place];
+    }
+    __syncthreads();  // everybody has read the old length
+    if (step == 0) {
+        packed[(i64)sequence * (steps + 1)] = n;
+        committed[seat] = first + n + 1;
+        roots[seat] = next_roots[sequence];
+        if (pending) pending[seat] = n + 1;
+    }
+}
+
+// Block (step, sequence): one row of taps, in pieces of 16 bytes.
+extern "C" __global__ void keep_taps(int4* kept, const i64* seats, const int4* taps, const i64* path_rows, int steps,
+                                     int rows, int pieces) {
+    const int step = blockIdx.x, sequence = blockIdx.y;
+    const i64 row = path_rows[(i64)sequence * steps + step];
+    const int4* from = taps + ((i64)sequence * rows + row) * pieces;
+    int4* to = kept + (seats[sequence] * steps + step) * pieces;
+    for (int i = threadIdx.x; i < pieces; i += blockDim.x) to[i] = from[i];
+}

@@ -1,0 +1,179 @@
+"""The routes."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+import ddtree
+from ddtree.engine import Engine
+from ddtree.engine.engine import Progress
+from ddtree.errors import UserError
+from ddtree.server.answer_format import ChatFormat, CompletionFormat
+from ddtree.server.answer_response import AnswerResponse
+from ddtree.server.api_error import ApiError
+from ddtree.server.body import read_body
+from ddtree.server.facts import server_info
+from ddtree.server.gate import Gate
+from ddtree.server.plan import chat_tokens, check_model, plan_chat, plan_completion, text_tokens
+from ddtree.server.request_error import on_fault, on_http_error, on_user_error
+from ddtree.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ddtree.server.service import Service
+from ddtree.server.settings import ServerSettings
+from ddtree.server.status import status
+
+OnEnd = Callable[[BaseException | None], None]
+
+
+def create_app(
+    settings: ServerSettings,
+    load: Callable[[Progress], Engine],
+    requested: dict[str, Any],
+    on_end: OnEnd = lambda error: None,
+) -> FastAPI:
+    """The server as an ASGI application; the engine is loaded when it starts up.
+
+    Args:
+        load: makes the engine.
+        requested: the engine's options as they were given, for ``/server_info``.
+        on_end: called when the engine's thread ends.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.service = Service(settings, load, on_end)
+        yield
+        app.state.service.thread.stop(settings.stall_s)
+
+    app = FastAPI(title="ddtree", version=ddtree.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+
+    def service() -> Service:
+        found: Service = app.state.service
+        return found
+
+    paths: set[str] = set()
+    app.add_middleware(Gate, service=service, paths=lambda: paths)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(UserError, on_user_error)
+    app.add_exception_handler(Exception, on_fault)
+    _add_generation(app, service)
+    _add_tokens(app, service)
+    _add_facts(app, service, requested)
+    paths |= {str(getattr(route, "path", "")) for route in app.routes}
+    return app
+
+
+def _add_generation(app: FastAPI, service: Callable[[], Service]) -> None:
+    @app.get("/v1/models")
+    async def models() -> JSONResponse:
+        """The one model there is."""
+        return JSONResponse({"object": "list", "data": [_model(service())]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> JSONResponse:
+        """The model, where ``name`` is its name."""
+        check_model(service(), name)
+        return JSONResponse(_model(service()))
+
+    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        plan = await plan_chat(service(), await read_body(request, ChatRequest))
+        return AnswerResponse(service(), plan, ChatFormat(service().settings.model_name))
+
+    @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        """Continue bare text or tokens."""
+        plan = await plan_completion(service(), await read_body(request, CompletionRequest))
+        return AnswerResponse(service(), plan, CompletionFormat(service().settings.model_name))
+
+
+def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
+    @app.post("/tokenize", openapi_extra=_takes(TokenizeRequest))
+    async def tokenize(request: Request) -> JSONResponse:
+        """Tokens of bare text, or of messages in the chat template."""
+        body = await read_body(request, TokenizeRequest)
+        engine = service().open_engine()
+        check_model(service(), body.model)
+        if (body.text is None) == (body.messages is None):
+            raise ApiError(400, "text: give either text or messages", param="text", code="invalid_value")
+        if body.text is not None:
+            if body.chat_template_kwargs:
+                raise ApiError(400, "chat_template_kwargs: only with messages", param="chat_template_kwargs")
+            tokens = await text_tokens(engine, body.text)
+        else:
+            tokens = await chat_tokens(engine, body.messages or [], body.chat_template_kwargs)
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": engine.state.max_model_len})
+
+    @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> JSONResponse:
+        """Text of tokens, special tokens by their names."""
+        body = await read_body(request, DetokenizeRequest)
+        engine = service().open_engine()
+        check_model(service(), body.model)
+        size = engine.target.config.vocab_size
+        if any(not 0 <= token < size for token in body.tokens):
+            raise ApiError(400, f"tokens: give ids from 0 to {size - 1}", param="tokens", code="invalid_value")
+        return JSONResponse({"text": engine.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+def _add_facts(app: FastAPI, service: Callable[[], Service], requested: dict[str, Any]) -> None:
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """The process is alive and its event loop runs."""
+        return JSONResponse({"status": "alive"})
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """200 once a token was generated end to end; 503 with the stage before, while stalled and while ending."""
+        now = service().readiness
+        body = {"ready": now.is_ready, "stage": now.stage, "progress": round(now.progress, 3)}
+        headers = {"Cache-Control": "no-store"} | ({} if now.is_ready else {"Retry-After": "5"})
+        return JSONResponse(body, 200 if now.is_ready else 503, headers)
+
+    @app.get("/server_info")
+    async def info() -> JSONResponse:
+        """What was asked for, and what really runs."""
+        return JSONResponse(server_info(service(), requested))
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """For Prometheus."""
+        text = service().metrics.text(service().pulse.look(), service().readiness.is_ready)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/status")
+    async def now() -> JSONResponse:
+        """What the page at ``/`` shows."""
+        return JSONResponse(status(service()), headers={"Cache-Control": "no-store"})
+
+    @app.get("/")
+    async def page() -> HTMLResponse:
+        """A page for people; it asks ``/status`` for all it shows."""
+        html = files("ddtree.server").joinpath("page.html").read_text(encoding="utf-8")
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        return HTMLResponse(
+            html, headers={"Content-Security-Policy": policy + "; frame-ancestors 'none'; base-uri 'none'"}
+        )
+
+
+def _model(service: Service) -> dict[str, Any]:
+    engine = service.thread.engine
+    return {
+        "id": service.settings.model_name,
+        "object": "model",
+        "created": int(service.started),
+        "owned_by": "ddtree",
+        "max_model_len": engine.state.max_model_len if engine else None,
+    }
+
+
+def _takes(model: type[BaseModel]) -> dict[str, Any]:
+    """The body in the OpenAPI document; routes read it themselves, to refuse in OpenAI's words."""
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,153 @@
+"""From a request's fields to what the engine shall do."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ddtree.engine import Engine, SamplingParams, Speculation
+from ddtree.errors import UserError
+from ddtree.server.api_error import ApiError, from_user_error
+from ddtree.server.requests import (
+    MAX_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    DdtreeOptions,
+    GenerationRequest,
+    Message,
+)
+from ddtree.server.service import Service, Work
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for `/v1/completions`; chats go on to the end of the context."""
+
+MAX_SEED = 2**63 - 1
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request in the engine's words.
+
+    Attributes:
+        works: the sequences, those of one prompt next to each other.
+        prompt_lengths: tokens of each prompt.
+        stream, include_usage: how to answer.
+    """
+
+    works: list[Work]
+    prompt_lengths: list[int]
+    stream: bool
+    include_usage: bool
+
+
+async def plan_chat(service: Service, request: ChatRequest) -> Plan:
+    """Raises ApiError where the request cannot be served."""
+    engine = service.open_engine()
+    check_model(service, request.model)
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise ApiError(400, "max_tokens and max_completion_tokens contradict each other", param="max_completion_tokens")
+    prompt = await chat_tokens(engine, request.messages, request.chat_template_kwargs)
+    return _plan(engine, request, [prompt], limits.pop() if limits else engine.state.max_model_len)
+
+
+async def plan_completion(service: Service, request: CompletionRequest) -> Plan:
+    """Raises ApiError where the request cannot be served."""
+    engine = service.open_engine()
+    check_model(service, request.model)
+    prompts = [await text_tokens(engine, p) if isinstance(p, str) else p for p in request.prompt]
+    limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    return _plan(engine, request, prompts, limit)
+
+
+async def chat_tokens(engine: Engine, messages: list[Message], template_kwargs: dict[str, Any] | None) -> list[int]:
+    """Messages in the model's chat template."""
+    told: list[Mapping[str, Any]] = [message.for_template() for message in messages]
+    extra = template_kwargs or {}
+    for name in sorted(extra.keys() - engine.tokenizer.template_variables) if extra else ():
+        raise ApiError(
+            400,
+            f"chat_template_kwargs.{name}: the model's chat template has no such variable",
+            param=f"chat_template_kwargs.{name}",
+            code="unknown_field",
+        )
+    return await _aside(lambda: engine.tokenizer.encode_chat(told, extra), param="messages")
+
+
+async def text_tokens(engine: Engine, text: str) -> list[int]:
+    """Raw text as tokens."""
+    return await _aside(lambda: engine.tokenizer.encode(text), param="prompt")
+
+
+async def _aside(work: Callable[[], Result], param: str) -> Result:
+    """In another thread, so that a long text does not hold up the streams of others."""
+    try:
+        return await asyncio.to_thread(work)
+    except UserError as error:
+        raise ApiError(400, str(error), param=param, code="invalid_value") from None
+
+
+def check_model(service: Service, name: str | None) -> None:
+    """Refuse a request that is meant for another model."""
+    if name is not None and name != service.settings.model_name:
+        raise ApiError(
+            404,
+            f"there is no model {name[:100]!r} here: this server has {service.settings.model_name!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _plan(engine: Engine, request: GenerationRequest, prompts: list[list[int]], max_tokens: int | None) -> Plan:
+    n = request.n or 1
+    if n * len(prompts) > MAX_CHOICES:
+        raise ApiError(400, f"n: {n * len(prompts)} answers, the limit is {MAX_CHOICES}", param="n")
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options: only with stream true", param="stream_options", code="invalid_value")
+    try:
+        speculation = _speculation(engine, request.ddtree)
+        works = [
+            Work(prompt, _sampling(request, max_tokens, choice), speculation) for prompt in prompts for choice in range(n)
+        ]
+    except UserError as error:
+        raise from_user_error(error) from None
+    options = request.stream_options
+    return Plan(works, [len(prompt) for prompt in prompts], bool(request.stream), bool(options and options.include_usage))
+
+
+def _sampling(request: GenerationRequest, max_tokens: int | None, choice: int) -> SamplingParams:
+    """The sampling of one choice; those after the first draw with the seeds that follow."""
+    given = {
+        "max_new_tokens": max_tokens,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "repetition_penalty": request.repetition_penalty,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "ignore_eos": request.ignore_eos,
+        "stop": request.stop and tuple(request.stop),
+        "stop_token_ids": request.stop_token_ids and tuple(request.stop_token_ids),
+        "seed": request.seed,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+    }
+    params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    if choice and params.seed is not None:
+        given["seed"] = (params.seed + choice) % (MAX_SEED + 1)
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    return params
+
+
+def _speculation(engine: Engine, options: DdtreeOptions | None) -> Speculation | None:
+    """The engine's own where the request says nothing; a mode of its own starts from that mode's defaults."""
+    if options is None:
+        return None
+    own = engine.speculation
+    mode = options.mode or own.mode
+    same = mode == own.mode
+    return Speculation(
+        mode,
+        options.budget if options.budget is not None or not same else own.budget,
+        options.top_k_cap if options.top_k_cap is not None or not same else own.top_k_cap,
+    )

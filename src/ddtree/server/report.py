@@ -1,0 +1,36 @@
+"""What every response says about how it came about: usage, and our `ddtree` field."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddtree.engine import Completion
+
+
+def usage(prompt_tokens: int, completions: Sequence[Completion]) -> dict[str, Any]:
+    """Tokens as OpenAI counts them: a prompt once however many answers it got; end tokens are generated tokens."""
+    generated = sum(len(completion.token_ids) for completion in completions)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
+    }
+
+
+def ddtree_stats(completions: Sequence[Completion]) -> dict[str, Any]:
+    """How the answers were drafted; all of a request's answers are drafted alike.
+
+    ``accepted_lengths`` has the rounds of all answers one after the other, ``rounds_by_choice`` says where to cut it.
+    """
+    stats = [completion.stats for completion in completions]
+    lengths = [length for each in stats for length in each.accepted_lengths]
+    return {
+        "mode": stats[0].mode,
+        "budget": stats[0].budget,
+        "tau": round(sum(lengths) / len(lengths), 4) if lengths else None,
+        "rounds": len(lengths),
+        "rounds_by_choice": [each.rounds for each in stats],
+        "accepted_lengths": lengths,
+        "ttft_ms": round(min(each.ttft_ms for each in stats), 3),
+        "decode_tok_s": round(sum(each.decode_tok_s for each in stats), 2),
+        "notes": list(dict.fromkeys(note for each in stats for note in each.notes)),
+    }

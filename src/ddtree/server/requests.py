@@ -1,0 +1,178 @@
+"""Bodies of requests. A field that is not here is refused, and so is a value that this server cannot honour.
+
+A field that is typed with a single value is one that OpenAI's API has and this server has not: only the value that asks
+for nothing is let through. ``null`` stands for a field that was left out.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from ddtree.engine.speculation import Mode
+
+MAX_CHOICES = 64
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+MAX_COMPLETION_LOGPROBS = 5
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_one_or_many),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+class Body(BaseModel):
+    """Unknown fields and wrong types are refused: no string is taken for a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Body):
+    """How a stream ends."""
+
+    include_usage: bool | None = None
+
+
+class DdtreeOptions(Body):
+    """Our extension: how this request is drafted. None of it changes the text."""
+
+    mode: Mode | None = None
+    budget: int | None = None
+    top_k_cap: int | None = None
+
+
+class GenerationRequest(Body):
+    """What both kinds of requests have."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ddtree: DdtreeOptions | None = None
+
+
+class TextPart(Body):
+    """A piece of a message; text is the only kind that this server takes."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _joined(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+Content = Annotated[
+    list[TextPart],
+    BeforeValidator(_joined),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    def for_template(self) -> Mapping[str, Any]:
+        """As chat templates want it; ``developer`` is OpenAI's newer word for ``system``."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": "".join(part.text for part in self.content)}
+
+
+class PlainText(Body):
+    """The only format so far."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(GenerationRequest):
+    """``POST /v1/chat/completions``"""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: Literal[False] | None = None
+    response_format: PlainText | None = None
+    tool_choice: Literal["none"] | None = None
+    parallel_tool_calls: bool | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+def _prompts(value: Any) -> Any:
+    """One prompt or many, each text or token ids, as a list of prompts."""
+    if isinstance(value, str) or (isinstance(value, list) and value and not isinstance(value[0], str | list)):
+        return [value]
+    return value
+
+
+def _text_or_ids(value: Any) -> Any:
+    if isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
+    ):
+        return value
+    raise ValueError("give text, token ids, or a list of either")
+
+
+PromptField = Annotated[
+    list[Annotated[Any, BeforeValidator(_text_or_ids)]],
+    Field(min_length=1, max_length=MAX_CHOICES),
+    BeforeValidator(_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "integer"}},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            ]
+        }
+    ),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """``POST /v1/completions``"""
+
+    prompt: PromptField
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+
+class TokenizeRequest(Body):
+    """``POST /tokenize``: bare text, or messages in the model's chat template."""
+
+    model: str | None = None
+    text: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Body):
+    """``POST /detokenize``"""
+
+    model: str | None = None
+    tokens: list[int]

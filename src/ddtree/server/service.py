@@ -1,0 +1,181 @@
+"""The asyncio side of the server: who may order answers, who waits for one, and how all of it ends."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from ddtree.engine import Engine, SamplingParams, Speculation
+from ddtree.engine.engine import Progress
+from ddtree.server.api_error import ApiError
+from ddtree.server.engine_thread import EngineThread, shutting_down
+from ddtree.server.job import Delta, Job
+from ddtree.server.metrics import Metrics
+from ddtree.server.pulse import Pulse
+from ddtree.server.readiness import DRAINING, Readiness
+from ddtree.server.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class Work:
+    """One sequence to generate."""
+
+    prompt: list[int]
+    params: SamplingParams
+    speculation: Speculation | None
+
+
+class Service:
+    """What the routes share.
+
+    Args:
+        load: makes the engine, in its own thread.
+        on_end: called when the engine's thread ends, with the error where it was one.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        load: Callable[[Progress], Engine],
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        self.settings, self.metrics, self.pulse = settings, Metrics(), Pulse()
+        self.started = time.time()
+        self._jobs: set[Job] = set()
+        self._is_draining = False
+        self.thread = EngineThread(load, asyncio.get_running_loop(), self.pulse, self.metrics, on_end)
+        self.thread.start()
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether an answer can be expected now."""
+        if self._is_draining:
+            return DRAINING
+        stuck_s = self.pulse.look().in_step_s
+        if self.thread.readiness.is_ready and stuck_s > self.settings.stall_s:
+            return Readiness(False, f"stalled: a round has been running for {stuck_s:.0f} s", 0.0)
+        return self.thread.readiness
+
+    @property
+    def unfinished(self) -> int:
+        """Answers that run or wait."""
+        return sum(not job.is_over for job in self._jobs)
+
+    def open_engine(self) -> Engine:
+        """The engine, to read from.
+
+        Raises:
+            ApiError: 503 where no request is taken now.
+        """
+        readiness = self.readiness
+        if self.thread.engine is None or not readiness.is_ready:
+            raise ApiError(503, f"the server is not ready: {readiness.stage}", code="not_ready", retry_after_s=5)
+        return self.thread.engine
+
+    def order(self, works: list[Work]) -> "Answer":
+        """Have sequences generated.
+
+        Raises:
+            ApiError: 503 where no request is taken now, 429 where too many wait.
+        """
+        slots = self.open_engine().max_batch
+        room = slots + self.settings.max_queue
+        if len(works) > room:
+            raise ApiError(400, f"{len(works)} answers are more than the {room} that fit the queue", param="n")
+        if self.unfinished + len(works) > room:
+            raise ApiError(
+                429, f"{self.unfinished} answers run or wait, the limit is {room}", code="queue_full", retry_after_s=1
+            )
+        wake = asyncio.Event()
+        jobs = [Job(work.prompt, work.params, work.speculation, wake) for work in works]
+        self._jobs.update(jobs)
+        for job in jobs:
+            self.thread.submit(job)
+        return Answer(self, jobs, wake)
+
+    def forget(self, jobs: list[Job]) -> None:
+        """Nobody waits for these any more."""
+        for job in jobs:
+            self._jobs.discard(job)
+            if not job.is_over:
+                self.thread.cancel(job)
+
+    async def drain(self) -> None:
+        """Take no more requests; let those that run end, and after the settings' time give them up."""
+        self._is_draining = True
+        deadline = time.monotonic() + self.settings.drain_s
+        while self.unfinished and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for job in list(self._jobs):
+            self.thread.cancel(job)
+            job.fail(shutting_down())
+
+
+class Answer:
+    """The sequences of one request; a context that gives up what is unfinished when it is left."""
+
+    def __init__(self, service: Service, jobs: list[Job], wake: asyncio.Event) -> None:
+        self._service, self.jobs, self._wake = service, jobs, wake
+        now = asyncio.get_running_loop().time()
+        self._queue_deadline = now + service.settings.queue_timeout_s
+        self._deadline = now + service.settings.request_timeout_s
+
+    def __enter__(self) -> "Answer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._service.forget(self.jobs)
+
+    async def begun(self) -> None:
+        """Wait until the first sequence runs.
+
+        Raises:
+            ApiError: the request was refused by the engine, or waited too long.
+        """
+        while True:
+            self._wake.clear()
+            for job in self.jobs:
+                if job.is_over:
+                    job.take_error()
+            if any(job.has_begun or job.is_over for job in self.jobs):
+                return
+            try:
+                async with asyncio.timeout_at(min(self._queue_deadline, self._deadline)):
+                    await self._wake.wait()
+            except TimeoutError:
+                waited = math.ceil(self._service.settings.queue_timeout_s)
+                raise ApiError(
+                    503, f"the request waited {waited} s and did not begin", code="queue_timeout", retry_after_s=5
+                ) from None
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """The answers as they are written, each with the number of its sequence.
+
+        Raises:
+            ApiError: the answer cannot be finished.
+        """
+        unfinished = set(range(len(self.jobs)))
+        while unfinished:
+            self._wake.clear()
+            for index in sorted(unfinished):
+                delta = self.jobs[index].take()
+                if delta is not None:
+                    if delta.completion is not None:
+                        unfinished.remove(index)
+                    yield index, delta
+            if unfinished:
+                await self._news()
+
+    async def _news(self) -> None:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await self._wake.wait()
+        except TimeoutError:
+            limit = self._service.settings.request_timeout_s
+            raise ApiError(
+                503, f"the answer took longer than {limit:g} s", code="request_timeout", retry_after_s=5
+            ) from None
