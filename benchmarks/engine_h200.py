@@ -1,6 +1,7 @@
 """The engine on one GPU, measured in pieces that each take minutes (bf16 unless a piece says otherwise).
 
     python benchmarks/engine_h200.py pair --model DIR --draft DIR --prompts DIR    tok/s and tau, batch 1, interleaved
+    python benchmarks/engine_h200.py shape      a step and rounds of Qwen3-8B and -4B shapes, random weights
 
 Each piece prints a table and writes JSON with what produced it.
 """
@@ -54,33 +55,65 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
             texts[name].append(done.token_ids)
     table = []
     for name, row in rows.items():
+        seconds = sum(t / s for t, s in zip(row["tokens"], row["tok_s"], strict=True))
         table.append({
             "way": name, "prompts": len(prompts), "tok_s": round(statistics.median(row["tok_s"]), 1),
-            "tok_s_mean": round(sum(row["tokens"]) / sum(t / s for t, s in zip(row["tokens"], row["tok_s"], strict=True)), 1),
-            "round_ms": round(statistics.median(row["ms"]), 4), "tau": round(sum(row["tokens"]) / sum(row["rounds"]), 3),
+            "tok_s_mean": round(sum(row["tokens"]) / seconds, 1),
+            "round_ms": round(statistics.median(row["ms"]), 4),
+            "tau": round(sum(row["tokens"]) / sum(row["rounds"]), 3),
             "same_text_as_ar": sum(a == b for a, b in zip(texts[name], texts["ar"], strict=True)),
         })  # fmt: skip
         print(table[-1], flush=True)
     return {"facts": engine.facts(), "rows": table}
 
 
+def shape(args: argparse.Namespace) -> dict[str, Any]:
+    """Time of a step and of a round for a published shape at 2k context; acceptance is SIMULATED."""
+    from shapes import dummy_engine, params
+
+    bytes_per_s = 4.26e12
+    rows = []
+    for name in args.shapes:
+        engine = dummy_engine(name, accepted=7)
+        weights = sum(t.nbytes for layer in engine.target.layers for t in vars(layer).values() if t is not None)
+        weights += engine.target.head.nbytes
+        draft = sum(t.nbytes for layer in engine.drafter.layers for t in vars(layer).values() if t is not None)
+        draft += engine.target.head.nbytes + engine.drafter.fuse.nbytes
+        prompt = [(7 * i) % 1000 + 5 for i in range(2048)]
+        for speculation in (Speculation("ar"), Speculation("chain"), *(Speculation("tree", b) for b in (16, 64, 128))):
+            engine.generate([prompt], params(64), speculation=speculation)
+            stats = engine.generate([prompt], params(400), speculation=speculation)[0].stats
+            ms = statistics.median(stats.round_ms[5:])
+            bound = 1e3 * (weights + (draft if speculation.mode != "ar" else 0)) / bytes_per_s
+            rows.append({
+                "shape": name, "mode": speculation.mode, "budget": speculation.budget, "round_ms": round(ms, 3),
+                "bound_ms": round(bound, 3), "fraction_of_bound": round(bound / ms, 3),
+                "tau_simulated": round(stats.tau, 2),
+                "gb_s": round((weights + (draft if speculation.mode != "ar" else 0)) / ms / 1e6, 1),
+            })  # fmt: skip
+            print(rows[-1], flush=True)
+        del engine
+        torch.cuda.empty_cache()
+    return {"rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("pair",))
+    parser.add_argument("piece", choices=("pair", "shape"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--count", type=int, default=20, help="prompts of each set")
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--shapes", nargs="+", default=["Qwen3-8B", "Qwen3-4B"])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
     began = time.time()
+    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     result = {
         "command": " ".join(["python", "benchmarks/engine_h200.py", *sys.argv[1:]]),
-        "commit": subprocess.run(
-            ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
+        "commit": commit.stdout.strip(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         **globals()[args.piece](args),
     }

@@ -4,8 +4,8 @@
     python benchmarks/first_light.py tau --prompts DIR          acceptance length by budget, in float32
     python benchmarks/first_light.py speed --prompts DIR        AR, chain and trees against transformers, interleaved
 
-`DIR` holds gsm8k_test100.jsonl, humaneval.jsonl and mt_bench.jsonl with a field `turns`. Each command prints a table and
-writes its numbers with what produced them to benchmarks/results/.
+`DIR` holds gsm8k_test100.jsonl, humaneval.jsonl and mt_bench.jsonl with a field `turns`. Each command prints a table
+and writes its numbers, with what produced them, to benchmarks/results/.
 """
 
 import argparse

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 from ddtree.errors import UserError
 
-_PACKAGES = {"engine": ("torch", "transformers", "safetensors", "tokenizers", "jinja2")}
+_ENGINE = ("torch", "transformers", "safetensors", "tokenizers", "jinja2")
+_PACKAGES = {"engine": _ENGINE, "server": (*_ENGINE, "fastapi", "uvicorn", "prometheus_client")}
 
 
 def require_extra(extra: str, user: str) -> None:

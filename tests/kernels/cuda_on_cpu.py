@@ -42,7 +42,7 @@ class CpuModule:
         path, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
         path.write_text(f'#include "{_HEADER}"\n{macros}{source}\n' + "\n".join(entries))
         # -Bsymbolic: a kernel may be called as a function of the C library is ("advance").
-        flags = "-O1 -std=c++17 -w -ffp-contract=off -shared -fPIC -Wl,-Bsymbolic".split()
+        flags = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-shared", "-fPIC", "-Wl,-Bsymbolic"]
         command = ["g++", *flags, str(path), "-o", str(library)]
         subprocess.run(command, check=True, timeout=120)
         self._library = ctypes.CDLL(str(library))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddtree.cli.options import Mode, PairOptions
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from ddtree.engine import Engine, Speculation
 
 
-def load_engine(options: PairOptions, mode: Mode, speculation: Speculation, progress: ProgressLine) -> Engine:
+def load_engine(
+    options: PairOptions, mode: Mode, speculation: Speculation, progress: Callable[[str, float], None]
+) -> Engine:
     """The engine for ``mode``; a drafter that is named is loaded even where ``mode`` does without it."""
     model, draft = options.model, options.draft
     if model is None:

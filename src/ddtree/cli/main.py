@@ -14,6 +14,7 @@ from ddtree.cli.chat import chat
 from ddtree.cli.demo import demo
 from ddtree.cli.generate import generate
 from ddtree.cli.options import with_option_groups
+from ddtree.cli.serve import serve
 from ddtree.errors import UserError
 
 EXIT_USER_ERROR = 2
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, generate, chat):
+for verb in (demo, generate, chat, serve):
     app.command()(with_option_groups(verb))
 
 # typer brings its own copy of click since 0.20-odd, and used click itself before: this names the class in both.

@@ -2,7 +2,9 @@
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -91,13 +93,19 @@ class Scheduler:
         Returns:
             the sequences that got tokens.
         """
-        landing, self._in_flight = self._in_flight, []
+        landing: Iterable[Prefilling | Decoding] = self._in_flight
+        self._in_flight = []
         self._admit()
         decoding = [s for s in self._running if s.is_prefilled]
-        self._in_flight += [self._prefill(group, rows) for rows, group in self._prefill_groups()]
-        self._in_flight += [self._round(shape, group) for shape, group in self._round_groups(decoding)]
-        if not self._runner.overlaps:
-            landing, self._in_flight = self._in_flight, []
+        prefills, rounds = self._prefill_groups(), self._round_groups(decoding)
+        launches: Iterable[Prefilling | Decoding] = chain[Prefilling | Decoding](
+            (self._prefill(group, rows) for rows, group in prefills),
+            (self._round(shape, group) for shape, group in rounds),
+        )
+        if self._runner.overlaps:
+            self._in_flight = list(launches)
+        else:
+            landing = launches  # each lands before the next is launched
         advanced = [sequence for work in landing for sequence in self._land(work)]
         for sequence in [s for s in advanced if s.finish_reason]:
             self._release(sequence)
@@ -176,7 +184,8 @@ class Scheduler:
     def _round(self, shape: DraftShape, group: list[Sequence]) -> "Decoding":
         flags = SamplingFlags.of(s.params for s in group)
         bound = max(s.committed for s in group)
-        return Decoding(group, self._runner.launch([s.slot for s in group], shape, flags, bound))
+        began = time.perf_counter()
+        return Decoding(group, self._runner.launch([s.slot for s in group], shape, flags, bound), began)
 
     def _land(self, work: "Prefilling | Decoding") -> list[Sequence]:
         """Hand out the tokens of finished work; sequences that ended meanwhile get none."""
@@ -185,7 +194,8 @@ class Scheduler:
             return []
         rows = flight.land()
         now = time.perf_counter()
-        elapsed_ms = 1e3 * (now - max(flight.launched, self._last_landing))
+        began = flight.launched if isinstance(work, Prefilling) else work.began
+        elapsed_ms = 1e3 * (now - max(began, self._last_landing))
         self._last_landing = now
         got = []
         for row, (sequence, tokens) in enumerate(zip(work.group, rows, strict=True)):
@@ -214,10 +224,11 @@ class Prefilling:
 
 @dataclass(frozen=True)
 class Decoding:
-    """A round under way."""
+    """A round under way, and when its launch began, which on a CPU is the whole of its work."""
 
     group: list[Sequence]
     launched: Launched
+    began: float
 
 
 def _trace(launched: Launched, row: int) -> TracedTree:

@@ -32,11 +32,12 @@ def build_tree(
     device = log_probs.device
     tokens, parents, tree_depths = torch.empty(3, batch, rows, dtype=torch.int64, device=device)
     scores = torch.empty(batch, rows, device=device)
+    ranks = 16 if k <= 16 else 32 if budget <= 256 else 64  # the estimate's: fewer are faster, more are closer
     small = budget <= 256  # a large matrix is cleared faster by many blocks
     ancestors = (torch.empty if small else torch.zeros)(batch, rows, rows, dtype=torch.bool, device=device)
     cuda_module("tree_build.cu", device).launch(
         "build_tree", (batch, 1, 1), 512 if small else 1024, _CAPACITY * 20 + depths * k * 4,
         log_probs.contiguous(), token_ids.contiguous(), roots.contiguous(), max_depths.contiguous(),
-        tokens, parents, tree_depths, scores, ancestors, depths, k, budget, int(small),
+        tokens, parents, tree_depths, scores, ancestors, depths, k, budget, ranks, int(small),
     )  # fmt: skip
     return TreeTensors(tokens, parents, tree_depths, scores, ancestors)

@@ -87,14 +87,27 @@ def load_drafter(
         UserError: not a DFlash drafter, one of another target, damaged, or with tensors that do not fit its config.
     """
     config = read_drafter_config(folder, target.config, block_size=block_size, sliding_block=sliding_block)
-    shape = config.layer
-    hidden, q_rows = shape.hidden_size, shape.n_heads * shape.head_dim
+    hidden = config.layer.hidden_size
     with Weights(folder, target.dtype, target.device) as weights:
         fuse = weights.take("fc.weight", (hidden, len(config.tap_layers) * hidden))
         fuse_norm = weights.take("hidden_norm.weight", (hidden,))
-        layers = tuple(load_layer(weights, f"layers.{i}", shape) for i in range(config.n_layers))
+        layers = tuple(load_layer(weights, f"layers.{i}", config.layer) for i in range(config.n_layers))
         final_norm = weights.take("norm.weight", (hidden,))
         weights.close()
+    return assemble_drafter(config, target, fuse, fuse_norm, layers, final_norm, kernels)
+
+
+def assemble_drafter(
+    config: DrafterConfig,
+    target: Target,
+    fuse: torch.Tensor,
+    fuse_norm: torch.Tensor,
+    layers: tuple[LayerWeights, ...],
+    final_norm: torch.Tensor,
+    kernels: KernelSet,
+) -> Drafter:
+    """A drafter from its weights; see `Drafter`."""
+    q_rows = config.layer.n_heads * config.layer.head_dim
     biases = [layer.qkv_bias[q_rows:] for layer in layers if layer.qkv_bias is not None]
     return Drafter(
         config=config,

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ddtree.engine import Engine, SamplingParams, Speculation
+from ddtree.engine.sampling_params import MAX_SEED
 from ddtree.errors import UserError
 from ddtree.server.api_error import ApiError, from_user_error
 from ddtree.server.requests import (
@@ -21,7 +22,6 @@ from ddtree.server.service import Service, Work
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for `/v1/completions`; chats go on to the end of the context."""
 
-MAX_SEED = 2**63 - 1
 Result = TypeVar("Result")
 
 
@@ -45,11 +45,11 @@ async def plan_chat(service: Service, request: ChatRequest) -> Plan:
     """Raises ApiError where the request cannot be served."""
     engine = service.open_engine()
     check_model(service, request.model)
-    limits = {request.max_tokens, request.max_completion_tokens} - {None}
-    if len(limits) > 1:
+    limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
+    if len(set(limits)) > 1:
         raise ApiError(400, "max_tokens and max_completion_tokens contradict each other", param="max_completion_tokens")
     prompt = await chat_tokens(engine, request.messages, request.chat_template_kwargs)
-    return _plan(engine, request, [prompt], limits.pop() if limits else engine.state.max_model_len)
+    return _plan(engine, request, [prompt], limits[0] if limits else engine.state.max_model_len)
 
 
 async def plan_completion(service: Service, request: CompletionRequest) -> Plan:
@@ -99,7 +99,7 @@ def check_model(service: Service, name: str | None) -> None:
         )
 
 
-def _plan(engine: Engine, request: GenerationRequest, prompts: list[list[int]], max_tokens: int | None) -> Plan:
+def _plan(engine: Engine, request: GenerationRequest, prompts: list[list[int]], max_tokens: int) -> Plan:
     n = request.n or 1
     if n * len(prompts) > MAX_CHOICES:
         raise ApiError(400, f"n: {n * len(prompts)} answers, the limit is {MAX_CHOICES}", param="n")
@@ -108,35 +108,40 @@ def _plan(engine: Engine, request: GenerationRequest, prompts: list[list[int]], 
     try:
         speculation = _speculation(engine, request.ddtree)
         works = [
-            Work(prompt, _sampling(request, max_tokens, choice), speculation) for prompt in prompts for choice in range(n)
+            Work(prompt, _sampling(request, max_tokens, choice), speculation)
+            for prompt in prompts
+            for choice in range(n)
         ]
     except UserError as error:
         raise from_user_error(error) from None
     options = request.stream_options
-    return Plan(works, [len(prompt) for prompt in prompts], bool(request.stream), bool(options and options.include_usage))
+    return Plan(
+        works, [len(prompt) for prompt in prompts], bool(request.stream), bool(options and options.include_usage)
+    )
 
 
-def _sampling(request: GenerationRequest, max_tokens: int | None, choice: int) -> SamplingParams:
+def _sampling(request: GenerationRequest, max_tokens: int, choice: int) -> SamplingParams:
     """The sampling of one choice; those after the first draw with the seeds that follow."""
-    given = {
-        "max_new_tokens": max_tokens,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "min_p": request.min_p,
-        "repetition_penalty": request.repetition_penalty,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "ignore_eos": request.ignore_eos,
-        "stop": request.stop and tuple(request.stop),
-        "stop_token_ids": request.stop_token_ids and tuple(request.stop_token_ids),
-        "seed": request.seed,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
-    }
-    params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
-    if choice and params.seed is not None:
-        given["seed"] = (params.seed + choice) % (MAX_SEED + 1)
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
-    return params
+    seed = request.seed
+    params = SamplingParams(
+        max_new_tokens=max_tokens,
+        temperature=_or(request.temperature, 1.0),
+        top_p=_or(request.top_p, 1.0),
+        top_k=_or(request.top_k, 0),
+        min_p=_or(request.min_p, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        seed=seed,
+        stop=tuple(request.stop or ()),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+    )
+    return replace(params, seed=(seed + choice) % (MAX_SEED + 1)) if seed is not None and choice else params
+
+
+def _or(value: Result | None, default: Result) -> Result:
+    return default if value is None else value
 
 
 def _speculation(engine: Engine, options: DdtreeOptions | None) -> Speculation | None:

@@ -6,7 +6,6 @@ typedef long long i64;
 
 #define NEG_INF (__int_as_float(0xff800000))
 #define BUCKETS 256   // of the cost histogram
-#define RANKS 16      // of each depth that the histogram counts
 #define WIDTH 0.125f  // of a bucket, in nats; eight times as wide where that does not reach far enough
 #define BINS 1024     // of the sort
 #define CAPACITY 4096  // prefixes that the search may collect
@@ -31,16 +30,17 @@ __device__ bool before(const float* score, const u32* entry, u32 a, u32 b) {
 }
 
 // About the score of the last of the `budget` best prefixes, from counts of prefixes by cost, convolved depth by depth
-// (costs relative to the greedy path, rounded to buckets); -inf where there are not so many. An estimate: the caller checks.
-__device__ float estimate_last_score(const float* lp, int k, int max_depth, int budget, int* counts, int* quantum,
-                                     int* result) {
+// (costs relative to the greedy path, rounded to buckets, of the first `ranks` of each depth, a multiple of 16); -inf where
+// there are not so many. An estimate: the caller checks.
+__device__ float estimate_last_score(const float* lp, int k, int max_depth, int budget, int ranks, int* counts,
+                                     int* quantum, int* result) {
     const int tid = threadIdx.x, threads = blockDim.x;
     // Before each array of counts stand as many zeros, so that what lies outside needs no test.
     int *current = counts + BUCKETS, *next = counts + 3 * BUCKETS, *total = counts + 4 * BUCKETS;
     for (float width = WIDTH; width <= 64 * WIDTH; width *= 8.0f) {
         for (int i = tid; i < 5 * BUCKETS; i += threads) counts[i] = i == BUCKETS;
-        for (int i = tid; i < max_depth * RANKS; i += threads) {
-            int depth = i / RANKS, rank = i % RANKS;
+        for (int i = tid; i < max_depth * ranks; i += threads) {
+            int depth = i / ranks, rank = i % ranks;
             float top = lp[depth * k], value = rank < k ? lp[depth * k + rank] : NEG_INF;
             float cost = value > NEG_INF ? (top - value) / width + 0.5f : 1e9f;
             quantum[i] = cost < (float)BUCKETS ? (int)cost : BUCKETS;
@@ -53,8 +53,8 @@ __device__ float estimate_last_score(const float* lp, int k, int max_depth, int 
             if (!(base < (float)BUCKETS)) break;  // deeper prefixes cost more still
             if (tid < BUCKETS) {
                 int sum = 0;
-#pragma unroll
-                for (int rank = 0; rank < RANKS; rank++) sum += current[tid - quantum[depth * RANKS + rank]];
+#pragma unroll 16
+                for (int rank = 0; rank < ranks; rank++) sum += current[tid - quantum[depth * ranks + rank]];
                 sum = sum < 65536 ? sum : 65536;
                 next[tid] = sum;
                 int bucket = (int)base + tid;
@@ -235,7 +235,7 @@ __device__ void fill_zero(unsigned char* begin, i64 n, int tid, int threads) {
 
 extern "C" __global__ void build_tree(const float* log_probs, const i64* token_ids, const i64* roots, const i64* max_depths,
                                       i64* tokens, i64* parents, i64* depths_out, float* scores, unsigned char* ancestors,
-                                      int depths, int k, int budget, int clear) {
+                                      int depths, int k, int budget, int ranks, int clear) {
     extern __shared__ __align__(16) unsigned char shared[];
     u32* scratch = (u32*)shared;                // 2 * CAPACITY: histograms, the sort's bins, the heap, rows of entries
     float* score = (float*)(scratch + 2 * CAPACITY);  // CAPACITY
@@ -261,12 +261,16 @@ extern "C" __global__ void build_tree(const float* log_probs, const i64* token_i
     }
     __syncthreads();
 
-    float bound = estimate_last_score(lp, k, max_depth, budget, (int*)scratch, (int*)scratch + 5 * BUCKETS, &result);
+    float bound = estimate_last_score(lp, k, max_depth, budget, ranks, (int*)scratch, (int*)scratch + 5 * BUCKETS, &result);
     int n = -1;
-    for (float slack = 4 * WIDTH; slack < 1e4f; slack *= 8.0f) {
+    float step = 4 * WIDTH;
+    for (int attempt = 0, last = 0; attempt < 8; attempt++) {
         n = collect(lp, k, max_depth, budget, bound, score, entry, dominating, level_counts) - 1;
-        if (n < 0 || n >= budget || bound == NEG_INF) break;
-        bound -= slack;  // the estimate was too high
+        if (n >= budget || bound == NEG_INF) break;
+        const int way = n < 0 ? 1 : -1;  // too many for the room, or too few: the estimate was off
+        step = last == 0 ? step : way == last ? 2 * step : 0.5f * step;
+        bound = fminf(bound + way * step, 0.0f);
+        last = way;
     }
 
     u32* order = dominating;

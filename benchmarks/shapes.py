@@ -1,0 +1,87 @@
+"""Published shapes that the engine is measured with, random weights in place of the checkpoints."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ddtree import Engine, Speculation
+from ddtree.engine.sampling_params import SamplingParams
+from ddtree.kernels.fast_set import FAST
+from ddtree.kernels.kernel_set import KernelSet
+from ddtree.kernels.tree_tensors import TreeTensors
+from ddtree.models.drafter_config import DrafterConfig, default_tap_layers
+from ddtree.models.dummy import DummyTokenizer, dummy_drafter, dummy_target
+from ddtree.models.rope import RopeSettings
+from ddtree.models.target_config import LayerShape, TargetConfig
+
+
+def qwen3(hidden: int, inner: int, heads: int, layers: int, tied: bool) -> tuple[TargetConfig, DrafterConfig]:
+    """A dense Qwen3 target and a DFlash drafter of 5 layers of the same width."""
+    shape = LayerShape(hidden, inner, heads, 8, 128, 1e-6, False, False, False, True)
+    rope = RopeSettings("default", 1e6, 128, 40960, {})
+    target = TargetConfig(
+        "qwen3", 151936, layers, shape, rope, tied, (None,) * layers, 40960, None, (), "bfloat16", ()
+    )  # fmt: skip
+    drafter = DrafterConfig(
+        151936,
+        5,
+        shape,
+        rope,
+        16,
+        151669,
+        default_tap_layers(layers, 5),
+        False,
+        (None,) * 5,
+        "bidirectional",
+        40960,
+        (),
+    )
+    return target, drafter
+
+
+SHAPES = {
+    "Qwen3-8B": qwen3(4096, 12288, 32, 36, tied=False),
+    "Qwen3-4B": qwen3(2560, 9728, 32, 36, tied=True),
+}
+
+
+def simulated_choice(accepted: int, kernels: KernelSet = FAST) -> Any:
+    """A choice that makes the walk accept ``accepted`` nodes where the tree is that deep: SIMULATED acceptance.
+
+    The real choice is computed as well, so that its time is in the round. Each row's choice becomes the token of its
+    best child, down to depth ``accepted``.
+    """
+
+    def choose(logits: torch.Tensor, sampling: Any, tree: TreeTensors, committed: torch.Tensor) -> torch.Tensor:
+        real = kernels.choose(logits, sampling, tree, committed)
+        if tree.tokens.shape[1] == 1:
+            return real
+        rows = tree.tokens.shape[1]
+        row = torch.arange(rows, device=tree.tokens.device)
+        is_child = (tree.parents[:, None, :] == row[:, None]) & (row > 0) & tree.alive[:, None, :]
+        best = is_child.int().argmax(-1)
+        wanted = is_child.any(-1) & (tree.depths < accepted)
+        return torch.where(wanted, tree.tokens.gather(1, best), (real + 1) % logits.shape[-1])
+
+    return choose
+
+
+def dummy_engine(
+    name: str, *, accepted: int, max_model_len: int = 4096, max_batch: int = 1, kernels: KernelSet = FAST
+) -> Engine:
+    """An engine of a published shape with random weights and simulated acceptance."""
+    target_config, drafter_config = SHAPES[name]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kernels = replace(kernels, choose=simulated_choice(accepted, kernels))
+    target = dummy_target(target_config, torch.bfloat16, device, kernels)
+    drafter = dummy_drafter(drafter_config, target, kernels)
+    return Engine(
+        target, drafter, DummyTokenizer(), speculation=Speculation("tree", 64), draft_window=None,
+        max_model_len=max_model_len, memory_fraction=0.5, max_batch=max_batch, prefill_tokens=512,
+        identity={"model": f"{name} shape, random weights", "draft": "DFlash shape, random weights"},
+    )  # fmt: skip
+
+
+def params(tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=tokens, ignore_eos=True)
