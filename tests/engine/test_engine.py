@@ -1,5 +1,7 @@
 """The engine's border: what it takes, refuses and says, on tiny random models."""
 
+import time
+
 import pytest
 import torch
 
@@ -219,3 +221,13 @@ def test_facts_echo_what_was_asked_for(folders):
     assert {key: facts[key] for key in wanted} == wanted
     assert len(facts["draft_config_sha256"]) == 64
     assert facts["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("mode", ["ar", "tree"])
+def test_times_of_rounds_are_those_of_the_wall_clock(engine, mode):
+    began = time.perf_counter()
+    stats = engine.generate([[5, 6]], SamplingParams(max_new_tokens=30), speculation=Speculation(mode))[0].stats
+    elapsed_ms = 1e3 * (time.perf_counter() - began)
+    told = stats.ttft_ms + sum(stats.round_ms)
+    assert 0.7 * elapsed_ms < told < 1.01 * elapsed_ms
+    assert stats.decode_tok_s == pytest.approx(29 / (sum(stats.round_ms) / 1e3))

@@ -1,7 +1,5 @@
 """Results on their way from the device to the host."""
 
-import time
-
 import torch
 
 
@@ -10,13 +8,11 @@ class Flight:
 
     Args:
         packed: int64 ``[batch, 1 + n]``: how many tokens count less one, then the tokens.
-
-    Attributes:
-        launched: host time of the launch, in seconds.
+        launched: `time.perf_counter()` just before the work was launched.
     """
 
-    def __init__(self, packed: torch.Tensor) -> None:
-        self.launched = time.perf_counter()
+    def __init__(self, packed: torch.Tensor, launched: float) -> None:
+        self.launched = launched
         self._event: torch.cuda.Event | None = None
         self._host = packed
         if packed.device.type == "cuda":

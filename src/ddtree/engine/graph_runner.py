@@ -67,10 +67,11 @@ class GraphRunner:
         if self._seated.get(key) != filled:
             captured.slots.copy_(self._state.on_device(filled), non_blocking=True)
             self._seated[key] = filled
+        began = time.perf_counter()
         captured.graph.replay()
         self.replays += 1
         played = captured.played
-        return Launched(Flight(played.packed[: len(slots)]), played.tree, played.path)
+        return Launched(Flight(played.packed[: len(slots)], began), played.tree, played.path)
 
     def capture(self, key: GraphKey) -> CapturedRound:
         """Record a round of ``key`` over the spare slot."""

@@ -14,6 +14,7 @@ from ddtree.engine.prefill import prefill_chunk
 from ddtree.engine.round import verify
 from ddtree.engine.sampling_params import SamplingParams
 from ddtree.engine.state import DeviceState, SamplingFlags
+from ddtree.kernels.kernel_set import TWINS
 from ddtree.kernels.tree_tensors import root_only
 from ddtree.models.target import Target
 
@@ -91,21 +92,62 @@ def check_lossless(
     """
     state.seat(slot, prompt, pages, SamplingParams(), 0)
     slots = state.on_device([slot])
-    differing: list[NearTie] = []
-
-    def hold(index: int, logits: torch.Tensor) -> None:
-        token = token_ids[index]
-        top = int(logits.argmax())
-        if top != token:
-            gap = float(logits[top] - logits[token])
-            differing.append(NearTie(index, token, top, gap, gap / bf16_step(float(logits[token]))))
-
     for begin in range(0, len(prompt) - 1, prefill_tokens):
-        chunk = torch.tensor([prompt[begin : min(begin + prefill_tokens, len(prompt) - 1)]], device=target.device)
+        chunk = state.on_device([prompt[begin : min(begin + prefill_tokens, len(prompt) - 1)]])
         prefill_chunk(state, state.select(slots, SamplingFlags(), begin), target, None, chunk, is_last=False)
-    for index, token in enumerate([prompt[-1], *token_ids[:-1]]):
-        batch = state.select(slots, SamplingFlags(), len(prompt) - 1 + index)
-        seen = verify(state, batch, target, root_only(torch.tensor([token], device=target.device)), ())
-        hold(index, seen.logits[0, 0].float())
-        state.committed[slot] += 1
+    forced = state.on_device([prompt[-1], *token_ids])
+    first = len(prompt) - 1
+    tops, gaps, logits = _force(state, slots, target, forced, first)
+    differing = [
+        NearTie(index, token, top, gap, gap / bf16_step(logit))
+        for index, (token, top, gap, logit) in enumerate(
+            zip(token_ids, tops.tolist(), gaps.tolist(), logits.tolist(), strict=True)
+        )
+        if top != token
+    ]
     return LosslessReport(len(token_ids), differing)
+
+
+def _force(
+    state: DeviceState, slots: torch.Tensor, target: Target, forced: torch.Tensor, first: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Decode along ``forced`` one token a step, as one graph replayed on a GPU with fast kernels.
+
+    Args:
+        slots: int64 ``[1]``, a sequence that has committed ``first`` tokens.
+        forced: int64 ``[n + 1]``, the root and the tokens that follow it.
+
+    Returns:
+        for each of the n tokens: the argmax, its logit less the token's, and the token's logit.
+    """
+    n = forced.shape[0] - 1
+    tops = torch.zeros(n, dtype=torch.int64, device=forced.device)
+    gaps, token_logits = (torch.zeros(n, device=forced.device) for _ in range(2))
+
+    def step(context_bound: int) -> None:
+        batch = state.select(slots, SamplingFlags(), context_bound)
+        index = batch.committed - first
+        seen = verify(state, batch, target, root_only(forced[index]), ())
+        logits = seen.logits[0, 0].float()
+        top, token = logits.argmax(-1, keepdim=True), forced[index + 1]
+        tops[index] = top
+        token_logits[index] = logits[token]
+        gaps[index] = logits[top] - logits[token]
+        state.committed[slots] = batch.committed + 1
+
+    if target.device.type != "cuda" or target.kernels is TWINS:
+        for index in range(n):
+            step(first + index)
+        return tops, gaps, token_logits
+    bound = first + n
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(bound)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(bound)
+    for _ in range(n - 1):
+        graph.replay()
+    return tops, gaps, token_logits

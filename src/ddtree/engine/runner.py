@@ -1,5 +1,6 @@
 """Runs rounds one operation after another; the way of the CPU, and of a GPU without graphs."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +51,7 @@ class EagerRunner:
 
     def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
         """See `Runner`."""
+        began = time.perf_counter()
         batch = self._state.select(self._state.on_device(slots), flags, context_bound)
         played = decode_round(self._state, batch, self._target, self._drafter, shape)
-        return Launched(Flight(played.packed), played.tree, played.path)
+        return Launched(Flight(played.packed, began), played.tree, played.path)

@@ -136,6 +136,7 @@ class Scheduler:
 
     def _prefill(self, group: list[Sequence], rows: int) -> "Prefilling":
         """Commit the next ``rows`` prompt tokens of each sequence; those whose prompt ends choose their first token."""
+        began = time.perf_counter()
         tokens = self._state.on_device([s.prompt[s.prefilled : s.prefilled + rows] for s in group])
         slots = self._state.on_device([s.slot for s in group])
         flags = SamplingFlags.of(s.params for s in group)
@@ -145,7 +146,8 @@ class Scheduler:
         roots = prefill_chunk(self._state, batch, self._target, drafter, tokens, is_last)
         for sequence in group:
             sequence.prefilled = sequence.committed = sequence.prefilled + rows
-        return Prefilling(group, Flight(pack(torch.zeros_like(roots), roots[:, None])) if is_last else None)
+        packed = pack(torch.zeros_like(roots), roots[:, None])
+        return Prefilling(group, Flight(packed, began) if is_last else None)
 
     def _prefill_groups(self) -> list[tuple[int, list[Sequence]]]:
         """Sequences whose next chunks have one length, end alike and draft alike, with that length."""
