@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ddtree.engine import Completion, Engine
@@ -65,7 +65,7 @@ class ModeRow:
     """A line of the table: one mode over all prompts."""
 
     mode: str
-    budget: int
+    budget: int | Literal["auto"]
     decode_tok_s: float
     tau: float
     speed_against_ar: float

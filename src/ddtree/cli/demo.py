@@ -31,7 +31,7 @@ def demo(
     draft: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Its DFlash drafter. Default: the one shipped with ddtree.")
     ] = None,
-    budget: Annotated[int | None, typer.Option(metavar="N", help="Nodes of a draft tree (1 to 1024).")] = None,
+    budget: Annotated[int, typer.Option(metavar="N", help="Nodes of a draft tree (1 to 1024).")] = 16,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = 128,
     dtype: Annotated[Dtype, typer.Option(help="float32 shows equality token for token.")] = Dtype.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")] = False,

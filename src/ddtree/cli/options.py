@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -66,7 +66,12 @@ class SpeculationOptions:
         Mode | None, typer.Option(help="ar: one token a step. Default: tree with a drafter, ar without.")
     ] = None
     budget: Annotated[
-        int | None, typer.Option(metavar="N", help="Nodes of a draft tree (1 to 1024), or length of a chain.")
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="Nodes of a draft tree (1 to 1024), or length of a chain. Default for a tree: auto, which takes what "
+            "promises most at each round.",
+        ),
     ] = None
     top_k_cap: Annotated[
         int | None, typer.Option(metavar="K", help="Candidates a position of the tree. Default: min(budget, 64).")
@@ -117,7 +122,19 @@ def to_speculation(mode: Mode, options: SpeculationOptions) -> Speculation:
     """In the engine's words."""
     from ddtree import Speculation
 
-    return Speculation(mode=mode.value, budget=options.budget, top_k_cap=options.top_k_cap)
+    return Speculation(mode=mode.value, budget=parse_budget(options.budget), top_k_cap=options.top_k_cap)
+
+
+def parse_budget(text: str | None) -> int | Literal["auto"] | None:
+    """A budget as typed: a whole number or `auto`."""
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"--budget is {text!r}", "choose auto or a whole number from 1 to 1024") from None
 
 
 def check_sampling(options: SamplingOptions) -> None:

@@ -32,18 +32,20 @@ class RoundStats:
 
     Attributes:
         mode: the mode that really ran.
-        budget: nodes of a round's tree without the root.
+        budget: nodes of a round's tree without the root, or `auto`.
         notes: what ran otherwise than asked, one sentence each; empty where nothing did.
         accepted_lengths: tokens of each round, bonus included; the last one as cut by a stop.
         round_ms: time of each round.
+        round_budgets: nodes that each round's tree could have; 0 for a step of plain decoding.
         ttft_ms: from the request's arrival to its first token.
     """
 
     mode: Mode
-    budget: int
+    budget: int | Literal["auto"]
     notes: list[str] = field(default_factory=list)
     accepted_lengths: list[int] = field(default_factory=list)
     round_ms: list[float] = field(default_factory=list)
+    round_budgets: list[int] = field(default_factory=list)
     ttft_ms: float = 0.0
 
     @property

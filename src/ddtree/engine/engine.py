@@ -341,6 +341,7 @@ class Engine:
     def facts(self) -> dict[str, Any]:
         """What this engine is and how it runs."""
         drafter = self.drafter.config if self.drafter else None
+        shape = self.speculation.resolve(self._block_size)
         return {
             **self._identity,
             "torch": torch.__version__,
@@ -349,8 +350,8 @@ class Engine:
             "kernels": self.target.kernels.name,
             "threads": torch.get_num_threads(),
             "mode": self.speculation.mode,
-            "budget": self.speculation.resolve(self._block_size).budget,
-            "top_k_cap": self.speculation.resolve(self._block_size).top_k,
+            "budget": "auto" if shape.is_auto else shape.budget,
+            "top_k_cap": shape.top_k,
             "block_size": self._block_size,
             "draft_window": self.state.draft_window,
             "tap_layers": list(drafter.tap_layers) if drafter else None,

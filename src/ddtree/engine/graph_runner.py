@@ -52,7 +52,6 @@ class GraphRunner:
     def __init__(self, state: DeviceState, target: Target, drafter: Drafter | None, buckets: tuple[int, ...]) -> None:
         self._state, self._target, self._drafter = state, target, drafter
         self._buckets = buckets
-        self._spare_slot = state.committed.shape[0] - 1
         self._pool = torch.cuda.graph_pool_handle()
         self._seated: dict[GraphKey, list[int]] = {}
         self.captured: dict[GraphKey, CapturedRound] = {}
@@ -60,10 +59,10 @@ class GraphRunner:
 
     def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
         """See `Runner`; ``context_bound`` is not needed, since kernels read the true lengths on the device."""
-        bucket = next(size for size in self._buckets if size >= len(slots))
+        bucket = self.bucket_of(len(slots))
         key = GraphKey(bucket, shape, flags)
         captured = self.captured.get(key) or self.capture(key)
-        filled = slots + [self._spare_slot] * (bucket - len(slots))
+        filled = slots + [self._state.spare_slot] * (bucket - len(slots))
         if self._seated.get(key) != filled:
             captured.slots.copy_(self._state.on_device(filled), non_blocking=True)
             self._seated[key] = filled
@@ -71,12 +70,32 @@ class GraphRunner:
         captured.graph.replay()
         self.replays += 1
         played = captured.played
-        return Launched(Flight(played.packed[: len(slots)], began), played.tree, played.path)
+        return Launched(
+            Flight(played.packed[: len(slots)], played.path.tokens.shape[1], began), played.tree, played.path
+        )
+
+    def bucket_of(self, batch: int) -> int:
+        """See `Runner`."""
+        return next(size for size in self._buckets if size >= batch)
+
+    def measure(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
+        """See `Runner`; over ten replays."""
+        key = GraphKey(bucket, shape, flags)
+        captured = self.captured.get(key) or self.capture(key)
+        captured.slots.fill_(self._state.spare_slot)
+        self._seated.pop(key, None)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(10):
+            captured.graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 10
 
     def capture(self, key: GraphKey) -> CapturedRound:
         """Record a round of ``key`` over the spare slot."""
         began = time.perf_counter()
-        slots = torch.full((key.batch,), self._spare_slot, device=self._target.device)
+        slots = torch.full((key.batch,), self._state.spare_slot, device=self._target.device)
         bound = self._state.max_model_len
 
         def play() -> Round:

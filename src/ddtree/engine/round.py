@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ddtree.engine.budget_policy import CUTS
+from ddtree.engine.forecast import forecast
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import Batch, DeviceState
 from ddtree.kernels.kernel_set import KernelSet
@@ -33,7 +35,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round leaves behind; ``packed`` as in `ddtree.kernels.advance.Moves`."""
+    """What a round leaves behind; ``packed`` as in `ddtree.kernels.advance.Moves`, then the forecast if any."""
 
     tree: TreeTensors
     path: AcceptedPaths
@@ -46,19 +48,22 @@ def decode_round(state: DeviceState, batch: Batch, target: Target, drafter: Draf
     A round without a drafter's part (mode `ar`) verifies the root alone, and so is one autoregressive step.
     """
     kernels = target.kernels
-    depths = 0
+    depths, told = 0, None
     tree = root_only(batch.roots)
+    if drafter is not None and (shape.budget or shape.follows):
+        inject(state, batch, drafter)  # 1
     if drafter is not None and shape.budget:
         depths = drafter.config.block_size - 1
-        inject(state, batch, drafter)  # 1
         logits = draft(state, batch, drafter)  # 2
         log_probs, token_ids = kernels.top_log_probs(logits, min(shape.top_k, logits.shape[-1]))
         tree = kernels.build_tree(log_probs, token_ids, batch.roots, shape.budget, room_below(state, batch))  # 3
-    seen = verify(state, batch, target, tree, drafter.config.tap_layers if depths and drafter else ())  # 4
+        told = forecast(tree, CUTS, depths) if shape.forecasts else None
+    taps = drafter.config.tap_layers if drafter is not None and (depths or shape.follows) else ()
+    seen = verify(state, batch, target, tree, taps)  # 4
     choices = kernels.choose(seen.logits, batch.sampling, tree, batch.committed)
     path = kernels.walk_tree(tree, choices, depths)  # 5
     packed = commit(state, batch, target, path, seen)  # 6
-    return Round(tree, path, packed)
+    return Round(tree, path, packed if told is None else torch.cat((packed, told), dim=1))
 
 
 def room_below(state: DeviceState, batch: Batch) -> torch.Tensor:

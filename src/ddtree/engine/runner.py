@@ -40,6 +40,14 @@ class Runner(Protocol):
         """
         ...
 
+    def bucket_of(self, batch: int) -> int:
+        """Size that a batch is filled up to."""
+        ...
+
+    def measure(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
+        """Time of a round over empty sequences, in milliseconds."""
+        ...
+
 
 class EagerRunner:
     """Launches every operation of a round by itself, and knows all tokens before the next one."""
@@ -54,4 +62,18 @@ class EagerRunner:
         began = time.perf_counter()
         batch = self._state.select(self._state.on_device(slots), flags, context_bound)
         played = decode_round(self._state, batch, self._target, self._drafter, shape)
-        return Launched(Flight(played.packed, began), played.tree, played.path)
+        return Launched(Flight(played.packed, played.path.tokens.shape[1], began), played.tree, played.path)
+
+    def bucket_of(self, batch: int) -> int:
+        """See `Runner`; batches run at their own size."""
+        return batch
+
+    def measure(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
+        """See `Runner`; the quickest of three."""
+        times = []
+        for _ in range(3):
+            self._state.empty_spare_slot()
+            began = time.perf_counter()
+            self.launch([self._state.spare_slot] * bucket, shape, flags, 1).flight.land()
+            times.append(1e3 * (time.perf_counter() - began))
+        return min(times)

@@ -8,8 +8,10 @@ from itertools import chain
 
 import torch
 
+from ddtree.engine.budget_policy import CANDIDATES, BudgetPolicy, auto_shape
 from ddtree.engine.completion import TracedTree
 from ddtree.engine.flight import Flight, pack
+from ddtree.engine.forecast import read_forecast
 from ddtree.engine.pages import PagePool
 from ddtree.engine.prefill import prefill_chunk
 from ddtree.engine.runner import Launched, Runner
@@ -47,6 +49,7 @@ class Scheduler:
     ) -> None:
         self._state, self._pool, self._target, self._drafter = state, pool, target, drafter
         self._runner = runner
+        self._policy = BudgetPolicy(drafter.config.block_size - 1 if drafter else 0)
         self._in_flight: list[Prefilling | Decoding] = []
         self._last_landing = 0.0
         self._prefill_tokens = prefill_tokens
@@ -147,7 +150,7 @@ class Scheduler:
         for sequence in group:
             sequence.prefilled = sequence.committed = sequence.prefilled + rows
         packed = pack(torch.zeros_like(roots), roots[:, None])
-        return Prefilling(group, Flight(packed, began) if is_last else None)
+        return Prefilling(group, Flight(packed, 1, began) if is_last else None)
 
     def _prefill_groups(self) -> list[tuple[int, list[Sequence]]]:
         """Sequences whose next chunks have one length, end alike and draft alike, with that length."""
@@ -168,7 +171,9 @@ class Scheduler:
             self._leave_speculation_past_the_drafter(sequence)
             by_shape.setdefault(sequence.shape, []).append(sequence)
         return [
-            (shape, part) for shape, group in by_shape.items() for part in _parts(group, MAX_ROUND_ROWS // shape.rows)
+            (shape, part)
+            for shape, group in by_shape.items()
+            for part in _parts(group, MAX_ROUND_ROWS // (1 if shape.is_auto else shape.rows))
         ]
 
     def _leave_speculation_past_the_drafter(self, sequence: Sequence) -> None:
@@ -185,9 +190,20 @@ class Scheduler:
 
     def _round(self, shape: DraftShape, group: list[Sequence]) -> "Decoding":
         flags = SamplingFlags.of(s.params for s in group)
+        bucket = self._runner.bucket_of(len(group))
+        is_auto = shape.is_auto
+        if is_auto:
+            self._learn_costs(bucket, flags)
+            shape = auto_shape(self._policy.choose(bucket, [s.outlook for s in group]), shape.top_k)
         bound = max(s.committed for s in group)
-        began = time.perf_counter()
-        return Decoding(group, self._runner.launch([s.slot for s in group], shape, flags, bound), began)
+        launched = self._runner.launch([s.slot for s in group], shape, flags, bound)
+        return Decoding(group, shape, bucket, is_auto, launched)
+
+    def _learn_costs(self, bucket: int, flags: SamplingFlags) -> None:
+        """Before the first choice for a batch of this size, time a round of every shape that fits."""
+        for budget in CANDIDATES:
+            if (bucket, budget) not in self._policy.cost_ms and bucket * (budget + 1) <= MAX_ROUND_ROWS:
+                self._policy.time(bucket, budget, self._runner.measure(bucket, auto_shape(budget), flags))
 
     def _land(self, work: "Prefilling | Decoding") -> list[Sequence]:
         """Hand out the tokens of finished work; sequences that ended meanwhile get none."""
@@ -196,21 +212,26 @@ class Scheduler:
             return []
         rows = flight.land()
         now = time.perf_counter()
-        began = flight.launched if isinstance(work, Prefilling) else work.began
-        elapsed_ms = 1e3 * (now - max(began, self._last_landing))
+        elapsed_ms = 1e3 * (now - max(flight.launched, self._last_landing))
         self._last_landing = now
+        if isinstance(work, Decoding) and work.is_auto:
+            self._policy.time(work.bucket, work.shape.budget, elapsed_ms)
         got = []
-        for row, (sequence, tokens) in enumerate(zip(work.group, rows, strict=True)):
+        for row, (sequence, landed) in enumerate(zip(work.group, rows, strict=True)):
             if sequence.finish_reason or sequence not in self._running:
                 continue
             got.append(sequence)
-            taken = sequence.extend(tokens)
+            taken = sequence.extend(landed.tokens)
             if isinstance(work, Prefilling):
                 sequence.stats.ttft_ms = 1e3 * (now - sequence.arrived)
                 continue
-            sequence.committed += len(tokens)
+            sequence.committed += len(landed.tokens)
             sequence.stats.accepted_lengths.append(taken)
             sequence.stats.round_ms.append(elapsed_ms)
+            sequence.stats.round_budgets.append(work.shape.budget)
+            if work.shape.forecasts and self._drafter is not None:
+                promised = read_forecast(landed.extra, self._drafter.config.block_size - 1)
+                self._policy.learn(sequence.outlook, work.shape.budget, promised, landed.accepted)
             if sequence.record_trees:
                 sequence.trees.append(_trace(work.launched, row))
         return got
@@ -226,11 +247,13 @@ class Prefilling:
 
 @dataclass(frozen=True)
 class Decoding:
-    """A round under way, and when its launch began, which on a CPU is the whole of its work."""
+    """A round under way, with the shape that it really took."""
 
     group: list[Sequence]
+    shape: DraftShape
+    bucket: int
+    is_auto: bool
     launched: Launched
-    began: float
 
 
 def _trace(launched: Launched, row: int) -> TracedTree:

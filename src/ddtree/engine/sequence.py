@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from ddtree.engine.budget_policy import Outlook
 from ddtree.engine.completion import Completion, FinishReason, RoundStats, TracedTree
 from ddtree.engine.sampling_params import SamplingParams
 from ddtree.engine.speculation import DraftShape
@@ -23,6 +24,7 @@ class Sequence:
         committed: tokens whose keys and values are cached.
         output: generated tokens, as cut by the stop.
         text: their text, as cut by a stop string.
+        outlook: what the budget policy expects of it.
     """
 
     prompt: list[int]
@@ -42,10 +44,11 @@ class Sequence:
     text: str = ""
     finish_reason: FinishReason | None = None
     trees: list[TracedTree] = field(default_factory=list)
+    outlook: Outlook = field(default_factory=Outlook)
     stats: RoundStats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stats = RoundStats(self.shape.mode, self.shape.budget)
+        self.stats = RoundStats(self.shape.mode, "auto" if self.shape.is_auto else self.shape.budget)
         self._stream = TextStream(self.tokenizer)
         self._stop = StopStrings(self.params.stop)
 

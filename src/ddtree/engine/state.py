@@ -141,8 +141,13 @@ class DeviceState:
             self._in_prompt[slot] = False
             self._in_prompt[slot, self.on_device(prompt)] = True
 
+    @property
+    def spare_slot(self) -> int:
+        """The last slot, which belongs to no sequence and fills up batches."""
+        return self.committed.shape[0] - 1
+
     def empty_spare_slot(self) -> None:
-        """Set the last slot, which fills up batches, back to no tokens, so that it never outgrows its block table."""
+        """Set the spare slot back to no tokens, so that it never outgrows its block table."""
         self.committed[-1:].zero_()
         if self.drafter_cache is not None:
             self.pending_taps[-1:].zero_()

@@ -57,9 +57,9 @@ def keep_taps(kept: torch.Tensor, seats: torch.Tensor, taps: torch.Tensor, rows:
     """Keep the taps of the accepted rows until they are injected.
 
     Args:
-        kept: ``[all, n, size]``, written at ``seats``.
+        kept: ``[all, at least n, size]``, the first n rows written at ``seats``.
         seats: int64 ``[batch]``.
         taps: ``[batch, rows, size]`` of all verified rows.
         rows: int64 ``[batch, n]``.
     """
-    kept[seats] = taps.gather(1, rows[..., None].expand(-1, -1, taps.shape[-1]))
+    kept[seats, : rows.shape[1]] = taps.gather(1, rows[..., None].expand(-1, -1, taps.shape[-1]))

@@ -42,5 +42,5 @@ def keep_taps(kept: torch.Tensor, seats: torch.Tensor, taps: torch.Tensor, rows:
     pieces = row_bytes // 16
     cuda_module("round_books.cu", taps.device).launch(
         "keep_taps", (steps, batch, 1), min(-(-pieces // 32) * 32, 256), 0,
-        kept, seats, taps.contiguous(), rows.contiguous(), steps, taps.shape[1], pieces,
+        kept, seats, taps.contiguous(), rows.contiguous(), steps, kept.shape[1], taps.shape[1], pieces,
     )  # fmt: skip

@@ -111,7 +111,7 @@ class EngineThread:
 
     def _take_orders(self) -> None:
         """Carry out what was ordered; waits for an order where there is nothing else to do."""
-        while not self._orders.empty() or not (self._seats or self._is_stopping):
+        while not self._orders.empty() or not (self._seats or self._news or self._is_stopping):
             self._orders.get()()
         self._report()
 

@@ -48,10 +48,10 @@ extern "C" __global__ void advance(const i64* path_rows, const i64* accepted, co
 
 // Block (step, sequence): one row of taps, in pieces of 16 bytes.
 extern "C" __global__ void keep_taps(int4* kept, const i64* seats, const int4* taps, const i64* path_rows, int steps,
-                                     int rows, int pieces) {
+                                     int kept_steps, int rows, int pieces) {
     const int step = blockIdx.x, sequence = blockIdx.y;
     const i64 row = path_rows[(i64)sequence * steps + step];
     const int4* from = taps + ((i64)sequence * rows + row) * pieces;
-    int4* to = kept + (seats[sequence] * steps + step) * pieces;
+    int4* to = kept + (seats[sequence] * kept_steps + step) * pieces;
     for (int i = threadIdx.x; i < pieces; i += blockDim.x) to[i] = from[i];
 }
