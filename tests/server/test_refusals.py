@@ -157,7 +157,7 @@ def test_another_model_is_404(http):
         (b"{" + b",".join(b'"f%d": 1' % i for i in range(5000)) + b"}", ["more than 1024 fields"]),
         (json.dumps({"stop_token_ids": ["x"] * 200_000}).encode(), ["stop_token_ids"]),
         (json.dumps({"messages": [{}] * 200_000}).encode(), ["messages[0]"]),
-        (json.dumps({"x" * 100_000: 1}).encode(), ["xxx"]),
+        (json.dumps(CHAT | {"x" * 100_000: 1}).encode(), ["xxx"]),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -47,7 +47,7 @@ class Outlook:
 
     Attributes:
         masses: per cut, per depth, the drafter's probability that a node of that depth is accepted.
-        budget: size of the tree that they come from.
+        budget: size of the largest tree that was seen.
     """
 
     masses: list[list[float]] = field(default_factory=list)
@@ -117,13 +117,16 @@ class BudgetPolicy:
 
     def learn(self, outlook: Outlook, budget: int, forecast: Seq[Seq[float]], accepted: int) -> None:
         """Take in a round: what its tree promised at each cut and depth, and how deep the target went."""
-        known = outlook.masses or forecast
-        outlook.masses = [
-            [FORGET_OUTLOOK * k + (1 - FORGET_OUTLOOK) * m for k, m in zip(old, new, strict=True)]
-            for old, new in zip(known, forecast, strict=True)
-        ]
-        outlook.budget = budget
         last = max(i for i, cut in enumerate(CUTS) if cut <= budget)
+        known = outlook.masses or [list(masses) for masses in forecast]
+        moved = [(1 - FORGET_OUTLOOK) * (new - old) for new, old in zip(forecast[last], known[last], strict=True)]
+        for i, old in enumerate(known):
+            if i < last:
+                moves = [(1 - FORGET_OUTLOOK) * (f - k) for f, k in zip(forecast[i], old, strict=True)]
+            else:  # larger trees than this one move along with it
+                moves = moved
+            known[i] = [max(k + m, 0.0) for k, m in zip(old, moves, strict=True)]
+        outlook.masses, outlook.budget = known, max(outlook.budget, budget)
         for depth, mass in enumerate(forecast[last]):
             self._accepted[depth] = FORGET * self._accepted[depth] + (1 - FORGET) * (accepted > depth)
             self._predicted[depth] = max(FORGET * self._predicted[depth] + (1 - FORGET) * mass, 1e-3)

@@ -1,0 +1,399 @@
+// Attention of packed query rows over paged keys, split over the key groups of a cluster of blocks.
+//
+// A cluster owns one tile of packed rows (row * GROUPS + query head) of one key head of one sequence. Its CLUSTER blocks
+// hold WARPS_K key groups each, every one an online softmax over its own stretch of the keys, WARPS_M warps side by side
+// over the tile's rows. When a group is done it pushes its part into the other blocks' shared memory, each block taking
+// HEAD_DIM / CLUSTER columns; after one cluster barrier every block puts its columns together and writes them.
+//
+// Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER (at most HEAD_DIM / 8), WARPS_K, WARPS_M, ROWS_16 (16-row tiles a warp
+// holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PARTS (threads that share one output pair).
+
+typedef unsigned int u32;
+typedef unsigned char u8;
+typedef unsigned short bf16;
+typedef long long i64;
+
+#define NEG_INF (__int_as_float(0xff800000))
+#define FULL 0xffffffffu
+#define WARP_ROWS (16 * ROWS_16)
+#define TILE_ROWS (WARP_ROWS * WARPS_M)
+#define GROUP_THREADS (32 * WARPS_M)
+#define THREADS (GROUP_THREADS * WARPS_K)
+#define KEY_GROUPS (CLUSTER * WARPS_K)
+#define PIECES (HEAD_DIM / 8)  // 16-byte pieces of a key; also 8-column tiles of the output
+#define COLUMNS (HEAD_DIM / CLUSTER)
+#define STEP_BYTES (KEYS * HEAD_DIM * 2)  // keys, or values, of one step
+#define PART_STRIDE (TILE_ROWS * COLUMNS + 8)  // floats; the pad spreads the groups over the banks
+#define WEIGHT_STRIDE (TILE_ROWS + 1)
+
+#ifndef CUDA_ON_CPU  // what only the GPU has; tests bring their own for the CPU
+__device__ __forceinline__ u32 shared_address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
+// Copies 16 bytes into shared memory behind the program's back, zeros where there is nothing to read.
+__device__ __forceinline__ void copy_16(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+// Four 8 x 8 matrices of 16-bit numbers; each lane gives the address of one row.
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row)) : "memory");
+}
+__device__ __forceinline__ void load_transposed(u32 (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row)) : "memory");
+}
+// c += a b for a 16 x 16, b 16 x 8 in bf16.
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 two_bf16(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// The warps of one key group wait for one another.
+__device__ __forceinline__ void meet_group(int group, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Writes to the same place in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ void push(float2* place, int rank, float x, float y) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(rank));
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(x), "f"(y) : "memory");
+}
+#endif
+
+__device__ __forceinline__ void group_sync(int group) {
+    if (WARPS_M == 1)
+        __syncwarp();
+    else
+        meet_group(group, GROUP_THREADS);
+}
+
+// Starts copying KEYS rows of a cache; `base` holds the slot of the lane's 16 keys. Pieces are swizzled by key, so that
+// eight keys' pieces of one column lie in different banks.
+__device__ __forceinline__ void copy_step(u8* to, const bf16* cache, int base, int left, int kv_stride, int thread) {
+#pragma unroll
+    for (int i = 0; i < (KEYS * PIECES + GROUP_THREADS - 1) / GROUP_THREADS; i++) {
+        int at = i * GROUP_THREADS + thread, key = at / PIECES, piece = at % PIECES;
+        int slot = __shfl_sync(FULL, base, key / 16) + key % 16;
+        if ((KEYS * PIECES) % GROUP_THREADS == 0 || at < KEYS * PIECES) {
+            bool there = key < left;
+            copy_16(to + key * (HEAD_DIM * 2) + ((piece ^ (key & 7)) * 16),
+                    cache + (there ? (i64)slot * kv_stride : 0) + piece * 8, there);
+        }
+    }
+}
+
+__device__ __forceinline__ u32 first_bits(int n) { return n <= 0 ? 0 : n >= 32 ? FULL : (1u << n) - 1; }
+
+// Which of 16 keys from `at` on (counted from the sequence's first row) a row sees.
+__device__ __forceinline__ u32 seen_keys(const u32* seen, const i64* depths, i64 row, i64 first_row, int rows, int depth,
+                                         int at, int context_window, int sliding_window) {
+    u32 bits = 0;
+    if (at > -16) {
+        if (rows == 1) {
+            bits = at <= 0 && ((const u8*)seen)[row] ? 1u << -at : 0;  // not packed
+        } else {
+            const int words = (rows + 31) / 32, word = at >> 5;
+            const u32* own = seen + row * words;
+            u32 low = word >= 0 && word < words ? own[word] : 0, high = word + 1 >= 0 && word + 1 < words ? own[word + 1] : 0;
+            bits = __funnelshift_r(low, high, at & 31);
+        }
+        if (depth >= sliding_window)  // rows are at least at depth 0, so other rows are never too far away
+            for (int i = 0; i < 16; i++)
+                if (bits >> i & 1 && at + i >= 0 && depth - (int)depths[first_row + min(at + i, rows - 1)] >= sliding_window)
+                    bits &= ~(1u << i);
+    }
+    const int oldest = max(-context_window, depth - sliding_window + 1);
+    return bits | (first_bits(-at) & ~first_bits(oldest - at));
+}
+
+// Packs the bool matrix [batch * rows, rows] into bits, 32 columns a word: a warp makes a word.
+extern "C" __global__ void __launch_bounds__(256) pack_seen(const u8* sees, u32* seen, int total, int rows) {
+    const int words = (rows + 31) / 32, word = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (word >= total) return;
+    const int column = word % words * 32 + lane;
+    u32 bits = __ballot_sync(FULL, column < rows && sees[(i64)(word / words) * rows + min(column, rows - 1)] != 0);
+    if (lane == 0) seen[word] = bits;
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)
+    tree_attention(const bf16* query, const bf16* keys, const bf16* values, u32* out, const i64* block_table,
+                   const int* committed, const i64* depths, const u32* seen, int rows, int kv_heads, int pages,
+                   int page_shift, float scale_log2, int context_window, int sliding_window) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int rank = blockIdx.x % CLUSTER, tile = blockIdx.x / CLUSTER, head = blockIdx.y, sequence = blockIdx.z;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
+    const int thread = threadIdx.x % GROUP_THREADS, group = rank * WARPS_K + warp_k;
+    if (CLUSTER > 1) cluster_arrive();  // awaited before anything is pushed: the others must have started
+
+    const int n_context = committed[2 * sequence];  // the low half of an int64
+    const int end = n_context + rows;
+    const int first = max(0, max(n_context - context_window, n_context - sliding_window + 1)) & ~15;
+    const int steps = (end - first + KEYS - 1) / KEYS, each = (steps + KEY_GROUPS - 1) / KEY_GROUPS;
+    const int step_0 = min(group * each, steps), n_steps = min(each, steps - step_0);
+    const int kv_stride = kv_heads * HEAD_DIM;
+    const i64* table = block_table + (i64)sequence * pages;
+    keys += head * HEAD_DIM;
+    values += head * HEAD_DIM;
+    u8* stages = shared + warp_k * (STAGES * 2 * STEP_BYTES);
+
+    // The lane's 16 keys of a step begin at this slot (16 keys share a page).
+    auto base_of = [&](int step) {
+        int position = first + (step_0 + step) * KEYS + lane % (KEYS / 16) * 16;
+        if (step >= n_steps || position >= end) return 0;
+        return ((int)table[position >> page_shift] << page_shift) + (position & ((1 << page_shift) - 1));
+    };
+    auto start_step = [&](int step, int base) {
+        if (step < n_steps) {
+            u8* to = stages + step % STAGES * (2 * STEP_BYTES);
+            int left = end - first - (step_0 + step) * KEYS;
+            copy_step(to, keys, base, left, kv_stride, thread);
+            close_copies();
+            copy_step(to + STEP_BYTES, values, base, left, kv_stride, thread);
+            close_copies();
+        } else {
+            close_copies();
+            close_copies();
+        }
+    };
+    int bases[STAGES];
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) bases[i] = base_of(i);
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) start_step(i, bases[i]);
+    int next_base = bases[STAGES - 1];
+
+    // The lane's rows of the tile: place, depth, and the query as left operands.
+    const int g = lane / 4, t = lane % 4;
+    const i64 first_row = (i64)sequence * rows;
+    int depth[ROWS_16][2], row[ROWS_16][2];
+    u32 q[ROWS_16][HEAD_DIM / 16][4];
+#pragma unroll
+    for (int i = 0; i < ROWS_16; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int packed = tile * TILE_ROWS + warp_m * WARP_ROWS + i * 16 + half * 8 + g;
+            row[i][half] = min(packed / GROUPS, rows - 1);
+            depth[i][half] = (int)depths[first_row + row[i][half]];
+            const bf16* from = query + (((first_row + row[i][half]) * kv_heads + head) * GROUPS + packed % GROUPS) * HEAD_DIM;
+#pragma unroll
+            for (int k = 0; k < HEAD_DIM / 16; k++) {
+                q[i][k][half] = *(const u32*)(from + k * 16 + t * 2);
+                q[i][k][half + 2] = *(const u32*)(from + k * 16 + t * 2 + 8);
+            }
+        }
+
+    float largest[ROWS_16][2], weight[ROWS_16][2], acc[ROWS_16][PIECES][4];
+#pragma unroll
+    for (int i = 0; i < ROWS_16; i++) {
+        largest[i][0] = largest[i][1] = NEG_INF;
+        weight[i][0] = weight[i][1] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < PIECES; n++) acc[i][n][0] = acc[i][n][1] = acc[i][n][2] = acc[i][n][3] = 0.0f;
+    }
+    const int matrix = lane / 8, matrix_row = lane % 8;
+
+    for (int step = 0; step < n_steps; step++) {
+        const u8* k_step = stages + step % STAGES * (2 * STEP_BYTES);
+        const u8* v_step = k_step + STEP_BYTES;
+        const int at = first + (step_0 + step) * KEYS - n_context;  // counted from the first row
+        // Where every key is committed and inside all windows, nothing is masked.
+        const bool masked = at + KEYS > 0 || at < -context_window || at < rows - sliding_window;
+        u32 visible[ROWS_16][2][KEYS / 16];
+        if (masked)
+#pragma unroll
+            for (int i = 0; i < ROWS_16; i++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+#pragma unroll
+                    for (int j = 0; j < KEYS / 16; j++)
+                        visible[i][half][j] = seen_keys(seen, depths, first_row + row[i][half], first_row, rows,
+                                                        depth[i][half], at + j * 16, context_window, sliding_window);
+        const int new_base = base_of(step + STAGES);
+        if (WARPS_M == 1)
+            await_copies<2 * STAGES - 3>();  // the keys only
+        else
+            await_copies<2 * STAGES - 4>();
+        group_sync(warp_k);  // everyone's copies are there, and everyone is done with the step before
+        start_step(step + STAGES - 1, next_base);
+        next_base = new_base;
+
+        float s[ROWS_16][KEYS / 8][4];
+#pragma unroll
+        for (int i = 0; i < ROWS_16; i++)
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) s[i][n][0] = s[i][n][1] = s[i][n][2] = s[i][n][3] = 0.0f;
+#pragma unroll
+        for (int k = 0; k < HEAD_DIM / 16; k++)
+#pragma unroll
+            for (int j = 0; j < KEYS / 16; j++) {
+                u32 b[4];
+                int key = j * 16 + matrix / 2 * 8 + matrix_row, piece = k * 2 + matrix % 2;
+                load_matrices(b, k_step + key * (HEAD_DIM * 2) + ((piece ^ matrix_row) * 16));
+#pragma unroll
+                for (int i = 0; i < ROWS_16; i++) {
+                    multiply(s[i][2 * j], q[i][k], b[0], b[1]);
+                    multiply(s[i][2 * j + 1], q[i][k], b[2], b[3]);
+                }
+            }
+
+#pragma unroll
+        for (int i = 0; i < ROWS_16; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float top = largest[i][half];
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float& score = s[i][n][half * 2 + e];
+                        score *= scale_log2;
+                        if (masked && !(visible[i][half][n / 2] >> (n % 2 * 8 + t * 2 + e) & 1)) score = NEG_INF;
+                        top = fmaxf(top, score);
+                    }
+                top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
+                const float base = top == NEG_INF ? 0.0f : top;  // a row that has seen nothing yet: -inf less -inf is NaN
+                const float shrink = power_of_2(largest[i][half] - base);
+                largest[i][half] = top;
+                float sum = 0.0f;
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float& score = s[i][n][half * 2 + e];
+                        score = power_of_2(score - base);
+                        sum += score;
+                    }
+                weight[i][half] = weight[i][half] * shrink + sum;  // the lane's share; lanes are summed at the end
+                if (step > 0)
+#pragma unroll
+                    for (int n = 0; n < PIECES; n++) {
+                        acc[i][n][half * 2] *= shrink;
+                        acc[i][n][half * 2 + 1] *= shrink;
+                    }
+            }
+        if (WARPS_M == 1) {
+            await_copies<2 * STAGES - 2>();
+            __syncwarp();
+        }
+#pragma unroll
+        for (int j = 0; j < KEYS / 16; j++) {
+            u32 p[ROWS_16][4];
+#pragma unroll
+            for (int i = 0; i < ROWS_16; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    p[i][e] = two_bf16(s[i][2 * j + e / 2][e % 2 * 2], s[i][2 * j + e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+            for (int n = 0; n < PIECES / 2; n++) {
+                u32 b[4];
+                int key = j * 16 + matrix % 2 * 8 + matrix_row, piece = n * 2 + matrix / 2;
+                load_transposed(b, v_step + key * (HEAD_DIM * 2) + ((piece ^ matrix_row) * 16));
+#pragma unroll
+                for (int i = 0; i < ROWS_16; i++) {
+                    multiply(acc[i][2 * n], p[i], b[0], b[1]);
+                    multiply(acc[i][2 * n + 1], p[i], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    const int own_rows = min(TILE_ROWS, rows * GROUPS - tile * TILE_ROWS);  // of the tile, that exist
+    auto store = [&](int packed, int column, float x, float y) {
+        i64 place = ((first_row + packed / GROUPS) * kv_heads + head) * GROUPS + packed % GROUPS;
+        out[(place * HEAD_DIM + column) / 2] = two_bf16(x, y);
+    };
+    float* parts = (float*)(shared + WARPS_K * STAGES * 2 * STEP_BYTES);
+    float2* weights = (float2*)(parts + KEY_GROUPS * PART_STRIDE);
+    if (CLUSTER > 1) cluster_wait();
+#pragma unroll
+    for (int i = 0; i < ROWS_16; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int own = warp_m * WARP_ROWS + i * 16 + half * 8 + g;
+            float total = weight[i][half];
+            total += __shfl_xor_sync(FULL, total, 1);
+            total += __shfl_xor_sync(FULL, total, 2);
+            if (own >= own_rows) continue;
+            if (KEY_GROUPS == 1) {
+                const float share = total > 0.0f ? 1.0f / total : 0.0f;
+#pragma unroll
+                for (int n = 0; n < PIECES; n++)
+                    store(tile * TILE_ROWS + own, n * 8 + t * 2, acc[i][n][half * 2] * share, acc[i][n][half * 2 + 1] * share);
+                continue;
+            }
+            float2* to = weights + group * WEIGHT_STRIDE + own;
+            for (int r = t; r < CLUSTER; r += 4)
+                if (CLUSTER > 1)
+                    push(to, r, largest[i][half], total);
+                else
+                    *to = make_float2(largest[i][half], total);
+            if (n_steps > 0)
+#pragma unroll
+                for (int n = 0; n < PIECES; n++) {
+                    float2* place = (float2*)(parts + group * PART_STRIDE + own * COLUMNS + n * 8 % COLUMNS + t * 2);
+                    if (CLUSTER > 1)
+                        push(place, n * 8 / COLUMNS, acc[i][n][half * 2], acc[i][n][half * 2 + 1]);
+                    else
+                        *place = make_float2(acc[i][n][half * 2], acc[i][n][half * 2 + 1]);
+                }
+        }
+    if (KEY_GROUPS == 1) return;
+    if (CLUSTER > 1) {
+        cluster_arrive();
+        cluster_wait();
+    } else {
+        __syncthreads();
+    }
+
+    // PARTS threads share a pair of columns of a row, each taking every PARTS-th group.
+    const int part = threadIdx.x % PARTS;
+    for (int start = 0; start < own_rows * (COLUMNS / 2); start += THREADS / PARTS) {  // the same for all: lanes meet below
+        const int item = start + threadIdx.x / PARTS, own = min(item / (COLUMNS / 2), own_rows - 1);
+        const int column = item % (COLUMNS / 2) * 2;
+        float top = NEG_INF;
+#pragma unroll
+        for (int other = part; other < KEY_GROUPS; other += PARTS) top = fmaxf(top, weights[other * WEIGHT_STRIDE + own].x);
+#pragma unroll
+        for (int by = 1; by < PARTS; by *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, by));
+        float x = 0.0f, y = 0.0f, total = 0.0f;
+#pragma unroll
+        for (int other = part; other < KEY_GROUPS; other += PARTS) {
+            float2 own_weight = weights[other * WEIGHT_STRIDE + own];
+            if (own_weight.x == NEG_INF) continue;  // nothing seen; its part may never have been written
+            float2 piece = *(const float2*)(parts + other * PART_STRIDE + own * COLUMNS + column);
+            float share = power_of_2(own_weight.x - top);
+            x += piece.x * share;
+            y += piece.y * share;
+            total += own_weight.y * share;
+        }
+#pragma unroll
+        for (int by = 1; by < PARTS; by *= 2) {
+            x += __shfl_xor_sync(FULL, x, by);
+            y += __shfl_xor_sync(FULL, y, by);
+            total += __shfl_xor_sync(FULL, total, by);
+        }
+        const float share = total > 0.0f ? 1.0f / total : 0.0f;
+        if (part == 0 && item < own_rows * (COLUMNS / 2))
+            store(tile * TILE_ROWS + own, rank * COLUMNS + column, x * share, y * share);
+    }
+}
