@@ -1,4 +1,6 @@
-// Runs a CUDA kernel on the CPU, block after block, each thread a fiber: enough to test what a kernel computes.
+// Runs a CUDA kernel on the CPU, cluster after cluster of blocks, each thread a fiber: enough to test what a kernel
+// computes. `__shared__` variables belong to all blocks, so kernels in clusters must keep to dynamic shared memory.
+#define CUDA_ON_CPU
 #include <ucontext.h>
 
 #include <cmath>
@@ -10,24 +12,35 @@
 #define __global__
 #define __device__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __align__(n)
 #define __shared__ static
 #define __forceinline__ inline
 
 struct Index3 { int x, y, z; };
 struct int4 { int x, y, z, w; };
-struct Fiber { ucontext_t context; std::vector<char> stack; Index3 index; bool done; };
+struct Fiber { ucontext_t context; std::vector<char> stack; Index3 index; int block; bool done; };
 static std::vector<Fiber> fibers;
 static int current;
 static ucontext_t scheduler;
-static Index3 blockIdx, gridDim, blockDim;
-static std::vector<char> dynamic_shared;
+static Index3 gridDim, blockDim;
 static std::function<void()> body;
-#define threadIdx (fibers[current].index)
 
 struct Meeting { int arrived = 0; unsigned generation = 0; };
-static Meeting block_meeting, warp_meeting[32];
-static uint64_t lanes[32][32];
+struct Block {
+    Index3 index;
+    std::vector<char> shared;
+    Meeting meeting, warp_meeting[32], named_meeting[16];
+    uint64_t lanes[32][32];
+};
+static std::vector<Block> blocks;  // of the cluster that runs
+static Meeting cluster_meeting;
+#define threadIdx (fibers[current].index)
+#define own_block (blocks[fibers[current].block])
+#define blockIdx (own_block.index)
+#define dynamic_shared (own_block.shared)
+#define warp_meeting (own_block.warp_meeting)
+#define lanes (own_block.lanes)
 
 static void meet(Meeting& meeting, int expected) {
     unsigned mine = meeting.generation;
@@ -39,10 +52,10 @@ static void meet(Meeting& meeting, int expected) {
 }
 static int alive() {
     int n = 0;
-    for (auto& fiber : fibers) n += !fiber.done;
+    for (auto& fiber : fibers) n += !fiber.done && fiber.block == fibers[current].block;
     return n;
 }
-static void __syncthreads() { meet(block_meeting, alive()); }
+static void __syncthreads() { meet(own_block.meeting, alive()); }
 static int tally;
 static int __syncthreads_count(bool value) {
     __syncthreads();
@@ -99,18 +112,21 @@ static void enter() {
     fibers[current].done = true;
     swapcontext(&fibers[current].context, &scheduler);
 }
-static void run_grid(Index3 grid, int threads, int shared_bytes, std::function<void()> kernel) {
+static void run_grid(Index3 grid, int threads, int shared_bytes, int cluster, std::function<void()> kernel) {
     body = kernel;
     gridDim = grid;
     blockDim = {threads, 1, 1};
-    for (int block = 0; block < grid.x * grid.y * grid.z; block++) {
-        blockIdx = {block % grid.x, block / grid.x % grid.y, block / (grid.x * grid.y)};
-        dynamic_shared.assign(shared_bytes + 16, (char)0xA5);
-        fibers.resize(threads);
-        for (int i = 0; i < threads; i++) {
+    for (int first = 0; first < grid.x * grid.y * grid.z; first += cluster) {
+        blocks.resize(cluster);
+        fibers.resize(threads * cluster);
+        for (int i = 0; i < threads * cluster; i++) {
+            int block = first + i / threads;
+            blocks[i / threads].index = {block % grid.x, block / grid.x % grid.y, block / (grid.x * grid.y)};
+            if (i % threads == 0) blocks[i / threads].shared.assign(shared_bytes + 16, (char)0xFF);  // NaN
             Fiber& fiber = fibers[i];
             fiber.done = false;
-            fiber.index = {i, 0, 0};
+            fiber.index = {i % threads, 0, 0};
+            fiber.block = i / threads;
             fiber.stack.resize(64 * 1024);
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.data();
@@ -118,9 +134,9 @@ static void run_grid(Index3 grid, int threads, int shared_bytes, std::function<v
             fiber.context.uc_link = nullptr;
             makecontext(&fiber.context, enter, 0);
         }
-        for (int left = threads; left > 0;) {
+        for (int left = threads * cluster; left > 0;) {
             left = 0;
-            for (current = 0; current < threads; current++)
+            for (current = 0; current < threads * cluster; current++)
                 if (!fibers[current].done) {
                     swapcontext(&scheduler, &fibers[current].context);
                     left += !fibers[current].done;
@@ -128,3 +144,5 @@ static void run_grid(Index3 grid, int threads, int shared_bytes, std::function<v
         }
     }
 }
+
+#include "tensor_core_on_cpu.h"

@@ -28,14 +28,16 @@ class CpuModule:
             r"\1* \2 = (\1*)dynamic_shared.data();",
             source,
         )
+        cluster = defines.get("CLUSTER", 1)
         entries = []
         for name, parameters in re.findall(
-            r'extern "C" __global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\((.*?)\)\s*{', source, re.S
+            r'extern "C" __global__ void\s+(?:__\w+__\([^)]*\)\s+)*(\w+)\((.*?)\)\s*{', source, re.S
         ):
+            size = cluster if f"__cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)\n    {name}(" in source else 1
             names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(","))
             entries.append(
                 f'extern "C" void run_{name}(int gx, int gy, int gz, int threads, int shared_bytes, {parameters}) {{'
-                f" run_grid({{gx, gy, gz}}, threads, shared_bytes, [&] {{ {name}({names}); }}); }}"
+                f" run_grid({{gx, gy, gz}}, threads, shared_bytes, {size}, [&] {{ {name}({names}); }}); }}"
             )
         macros = "".join(f"#define {key} {value}\n" for key, value in defines.items())
         stem = "_".join([source_name.removesuffix(".cu"), *(f"{k}{v}" for k, v in sorted(defines.items()))])

@@ -113,7 +113,8 @@ class BudgetPolicy:
 
     def _corrected(self, masses: Seq[float]) -> float:
         """Expected accepted nodes, each depth corrected by how often the target agreed there so far."""
-        return sum(m * a / p for m, a, p in zip(masses, self._accepted, self._predicted, strict=True))
+        trust = (min(max(a / p, 0.5), 2.0) for a, p in zip(self._accepted, self._predicted, strict=True))
+        return sum(mass * factor for mass, factor in zip(masses, trust, strict=True))
 
     def learn(self, outlook: Outlook, budget: int, forecast: Seq[Seq[float]], accepted: int) -> None:
         """Take in a round: what its tree promised at each cut and depth, and how deep the target went."""
