@@ -1,6 +1,8 @@
 """The engine on one GPU, measured in pieces that each take minutes (bf16 unless a piece says otherwise).
 
     python benchmarks/engine_h200.py pair --model DIR --draft DIR --prompts DIR    tok/s and tau, batch 1, interleaved
+    python benchmarks/engine_h200.py gate ...      near-ties and faults over all tokens of trees
+    python benchmarks/engine_h200.py host ...      synchronisation and idle gaps
     python benchmarks/engine_h200.py shape      a step and rounds of Qwen3-8B and -4B shapes, random weights
 
 Each piece prints a table and writes JSON with what produced it.
@@ -34,7 +36,7 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
     """Every way over the same prompts in turn; the median over prompts, after one untimed round of all."""
     engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=4)
     ways = {"ar": Speculation("ar"), "chain": Speculation("chain")}
-    ways |= {f"tree {b}": Speculation("tree", b) for b in args.budgets}
+    ways |= {"tree auto": Speculation("tree")} | {f"tree {b}": Speculation("tree", b) for b in args.budgets}
     prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
     params = SamplingParams(max_new_tokens=256)
     rows: dict[str, dict[str, list[float]]] = {
@@ -65,6 +67,65 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
         })  # fmt: skip
         print(table[-1], flush=True)
     return {"facts": engine.facts(), "rows": table}
+
+
+def gate(args: argparse.Namespace) -> dict[str, Any]:
+    """The near-tie gate: every token of trees against the target decoding one token a step."""
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=8)
+    prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
+    params = SamplingParams(max_new_tokens=256)
+    rows = []
+    for speculation in (Speculation("tree", 64), Speculation("tree")):
+        done = engine.generate(prompts, params, speculation=speculation)
+        reports = [engine.check_lossless(p, c.token_ids) for p, c in zip(prompts, done, strict=True)]
+        ties = [tie for report in reports for tie in report.differing]
+        steps = [0.5, 1, 2, 3, 4, float("inf")]
+        rows.append({
+            "budget": speculation.budget or "auto", "tokens": sum(r.tokens for r in reports),
+            "faults": sum(r.faults for r in reports), "near_ties": sum(len(r.near_ties) for r in reports),
+            "histogram_bf16_steps_up_to": {str(step): sum(tie.bf16_steps <= step for tie in ties) for step in steps},
+            "worst_steps": max((tie.bf16_steps for tie in ties), default=0.0),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+    return {"facts": engine.facts(), "rows": rows}
+
+
+def host(args: argparse.Namespace) -> dict[str, Any]:
+    """The host in the way? Rounds under torch's synchronisation alarm, and the idle gaps between replays."""
+    from torch.profiler import ProfilerActivity, profile
+
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=1)
+    prompt = read_prompts(args.prompts, ("gsm8k_test100",), 1)[0]
+    params = SamplingParams(max_new_tokens=1500, ignore_eos=True)
+    rows = []
+    for speculation in (Speculation("ar"), Speculation("tree", 64)):
+        engine.generate([prompt], params, speculation=speculation)
+        stream = engine.stream(prompt, params, speculation=speculation)
+        next(stream)
+        torch.cuda.set_sync_debug_mode("error")
+        rounds = sum(1 for _, event in zip(range(200), stream, strict=False) if event.token_ids)
+        torch.cuda.set_sync_debug_mode("default")
+        stream.close()
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            stream = engine.stream(prompt, params, speculation=speculation)
+            for _ in zip(range(150), stream, strict=False):
+                pass
+            stream.close()
+            torch.cuda.synchronize()
+        kernels = sorted(
+            (e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA),
+            key=lambda e: e.time_range.start,
+        )
+        copies = [i for i, e in enumerate(kernels) if "Memcpy DtoH" in e.name]
+        gaps = [kernels[i + 1].time_range.start - kernels[i].time_range.end for i in copies if i + 1 < len(kernels)]
+        rows.append({
+            "mode": speculation.mode, "rounds_without_synchronisation": rounds, "replays": engine._runner.replays,
+            "gap_us_median": round(statistics.median(gaps), 2),
+            "gap_us_p90": round(statistics.quantiles(gaps, n=10)[8], 2),
+            "kernels_a_round": round(len(kernels) / max(len(copies), 1), 1),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+    return {"rows": rows}
 
 
 def shape(args: argparse.Namespace) -> dict[str, Any]:
@@ -99,7 +160,7 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("pair", "shape"))
+    parser.add_argument("piece", choices=("pair", "gate", "host", "shape"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)

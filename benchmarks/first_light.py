@@ -193,7 +193,7 @@ def main() -> None:
     engine = Engine.load(args.model, args.draft, device=args.device, dtype=args.dtype, max_model_len=1024, max_batch=10)
     result = {**provenance(engine), "max_new_tokens": args.max_new_tokens, **globals()[args.what](engine, args)}
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"first_light_{args.what}_{result['facts']['device']}_{args.dtype}.json"
+    path = args.out / f"first_light_{args.what}_{engine.target.device.type}_{args.dtype}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(path.name)
 

@@ -70,7 +70,7 @@ class TargetRunner:
             self._table, committed, depth, seen[None], PAGE_TOKENS, self.committed, None, torch.float32
         )
         rope = self.target.rope
-        frequencies = rope.frequencies(committed[:, None] + depth, self._prompt_tokens)
+        frequencies = rope.frequencies(lambda: committed[:, None] + depth, self._prompt_tokens)
         placement = place_rows(committed, depth, None, self._table, PAGE_TOKENS, frequencies, rope.scale)
         run = Pass(placement, attention)
         with torch.no_grad():

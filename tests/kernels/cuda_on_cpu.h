@@ -19,6 +19,7 @@
 
 struct Index3 { int x, y, z; };
 struct int4 { int x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; };
 struct Fiber { ucontext_t context; std::vector<char> stack; Index3 index; int block; bool done; };
 static std::vector<Fiber> fibers;
 static int current;
@@ -39,8 +40,6 @@ static Meeting cluster_meeting;
 #define own_block (blocks[fibers[current].block])
 #define blockIdx (own_block.index)
 #define dynamic_shared (own_block.shared)
-#define warp_meeting (own_block.warp_meeting)
-#define lanes (own_block.lanes)
 
 static void meet(Meeting& meeting, int expected) {
     unsigned mine = meeting.generation;
@@ -65,15 +64,15 @@ static int __syncthreads_count(bool value) {
     __syncthreads();
     return tally;
 }
-static void __syncwarp() { meet(warp_meeting[threadIdx.x / 32], 32); }
+static void __syncwarp() { meet(own_block.warp_meeting[threadIdx.x / 32], 32); }
 static void __threadfence() {}
 template <class T> static T exchange(T value, int lane) {
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof(T));
     int warp = threadIdx.x / 32;
-    lanes[warp][threadIdx.x % 32] = bits;
+    own_block.lanes[warp][threadIdx.x % 32] = bits;
     __syncwarp();
-    bits = lanes[warp][lane & 31];
+    bits = own_block.lanes[warp][lane & 31];
     __syncwarp();
     memcpy(&value, &bits, sizeof(T));
     return value;
@@ -90,10 +89,10 @@ template <class T> static T __shfl_down_sync(unsigned, T value, int by) {
 }
 static unsigned __ballot_sync(unsigned, bool value) {
     int warp = threadIdx.x / 32;
-    lanes[warp][threadIdx.x % 32] = value;
+    own_block.lanes[warp][threadIdx.x % 32] = value;
     __syncwarp();
     unsigned votes = 0;
-    for (int lane = 0; lane < 32; lane++) votes |= (unsigned)lanes[warp][lane] << lane;
+    for (int lane = 0; lane < 32; lane++) votes |= (unsigned)own_block.lanes[warp][lane] << lane;
     __syncwarp();
     return votes;
 }
@@ -106,6 +105,35 @@ static float __uint_as_float(unsigned bits) { return __int_as_float(bits); }
 static unsigned __float_as_uint(float f) { unsigned bits; memcpy(&bits, &f, 4); return bits; }
 struct float2 { float x, y; };
 static float2 make_float2(float x, float y) { return {x, y}; }
+static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
+// What layer_products.cu does by instructions that C++ has no name for.
+static unsigned bf16_bits(float f) {
+    unsigned bits = __float_as_uint(f);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+static unsigned pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+static float half_of(unsigned both, int which) { return __uint_as_float(which ? both & 0xffff0000u : both << 16); }
+template <class T> static T load_fresh(const T* from) { return *from; }
+static void let_next_start() {}
+static void wait_for_inputs() {}
+// mma.m16n8k16: quad g of the warp's lanes holds rows g and g + 8 of a and column g of b.
+static unsigned mma_a[32][32][4], mma_b[32][32][2];
+static void mma_bf16(float* sum, const unsigned* a, const unsigned* b) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    memcpy(mma_a[warp][lane], a, 16);
+    memcpy(mma_b[warp][lane], b, 8);
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            int t = k % 8 / 2;
+            float x = half_of(mma_a[warp][row % 8 * 4 + t][row / 8 + 2 * (k / 8)], k % 2);
+            sum[i] += x * half_of(mma_b[warp][column * 4 + t][k / 8], k % 2);
+        }
+    }
+    __syncwarp();
+}
 
 static void enter() {
     body();

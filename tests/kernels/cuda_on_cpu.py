@@ -28,12 +28,12 @@ class CpuModule:
             r"\1* \2 = (\1*)dynamic_shared.data();",
             source,
         )
-        cluster = defines.get("CLUSTER", 1)
         entries = []
-        for name, parameters in re.findall(
-            r'extern "C" __global__ void\s+(?:__\w+__\([^)]*\)\s+)*(\w+)\((.*?)\)\s*{', source, re.S
+        for attributes, name, parameters in re.findall(
+            r'extern "C" __global__ void\s+((?:__\w+__\([^)]*\)\s+)*)(\w+)\((.*?)\)\s*{', source, re.S
         ):
-            size = cluster if f"__cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)\n    {name}(" in source else 1
+            cluster = re.search(r"__cluster_dims__\((\w+), 1, 1\)", attributes)
+            size = cluster[1] if cluster else 1
             names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(","))
             entries.append(
                 f'extern "C" void run_{name}(int gx, int gy, int gz, int threads, int shared_bytes, {parameters}) {{'
@@ -50,8 +50,14 @@ class CpuModule:
         self._library = ctypes.CDLL(str(library))
 
     def launch(
-        self, kernel: str, grid: tuple[int, int, int], threads: int, shared_bytes: int, *arguments: real.Argument
+        self,
+        kernel: str,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        *arguments: real.Argument,
+        early: bool = False,
     ) -> None:
-        assert all(not isinstance(a, torch.Tensor) or a.is_contiguous() for a in arguments)
+        assert all(not isinstance(a, torch.Tensor) or a.stride(-1) == 1 for a in arguments)
         values = [real._c_value(argument) for argument in arguments]
         getattr(self._library, f"run_{kernel}")(*grid, threads, shared_bytes, *values)

@@ -1,6 +1,7 @@
 // What kernels do with PTX on the GPU, in plain C++ for fibers: asynchronous copies, tensor cores, clusters.
-static unsigned matrix_a[32][32][4], matrix_b[32][32][2];  // by warp and lane
-static const void* matrix_rows[32][32];
+struct WarpMatrices { unsigned a[32][4], b[32][2]; const void* rows[32]; };  // by lane
+static WarpMatrices all_matrices[16][32];  // by block of the cluster and warp
+static WarpMatrices& own_matrices() { return all_matrices[fibers[current].block][threadIdx.x / 32]; }
 
 static int min(int a, int b) { return a < b ? a : b; }
 static unsigned __funnelshift_r(unsigned low, unsigned high, int by) {
@@ -14,43 +15,38 @@ static void close_copies() {}
 template <int PENDING> static void await_copies() {
     static_assert(PENDING >= 0);
 }
-static unsigned short matrix_element(int warp, int matrix, int row, int column) {
-    return ((const unsigned short*)matrix_rows[warp][matrix * 8 + row])[column];
+static unsigned short matrix_element(int matrix, int row, int column) {
+    return ((const unsigned short*)own_matrices().rows[matrix * 8 + row])[column];
 }
 static void load_any(unsigned (&to)[4], const void* row, bool transposed) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    matrix_rows[warp][lane] = row;
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    own_matrices().rows[lane] = row;
     __syncwarp();
     for (int i = 0; i < 4; i++) {
-        unsigned low = transposed ? matrix_element(warp, i, 2 * t, g) : matrix_element(warp, i, g, 2 * t);
-        unsigned high = transposed ? matrix_element(warp, i, 2 * t + 1, g) : matrix_element(warp, i, g, 2 * t + 1);
+        unsigned low = transposed ? matrix_element(i, 2 * t, g) : matrix_element(i, g, 2 * t);
+        unsigned high = transposed ? matrix_element(i, 2 * t + 1, g) : matrix_element(i, g, 2 * t + 1);
         to[i] = low | high << 16;
     }
     __syncwarp();
 }
 static void load_matrices(unsigned (&to)[4], const void* row) { load_any(to, row, false); }
 static void load_transposed(unsigned (&to)[4], const void* row) { load_any(to, row, true); }
-static float half_of(unsigned both, int which) { return __uint_as_float(which ? both & 0xffff0000u : both << 16); }
 static void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    memcpy(matrix_a[warp][lane], a, sizeof(a));
-    matrix_b[warp][lane][0] = b0;
-    matrix_b[warp][lane][1] = b1;
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    WarpMatrices& shared = own_matrices();
+    memcpy(shared.a[lane], a, sizeof(a));
+    shared.b[lane][0] = b0;
+    shared.b[lane][1] = b1;
     __syncwarp();
     for (int e = 0; e < 4; e++)
         for (int k = 0; k < 16; k++) {
             int holder = k % 8 / 2, upper = k / 8;
-            float x = half_of(matrix_a[warp][g * 4 + holder][upper * 2 + e / 2], k % 2);
-            float y = half_of(matrix_b[warp][(t * 2 + e % 2) * 4 + holder][upper], k % 2);
+            float x = half_of(shared.a[g * 4 + holder][upper * 2 + e / 2], k % 2);
+            float y = half_of(shared.b[(t * 2 + e % 2) * 4 + holder][upper], k % 2);
             c[e] += x * y;
         }
     __syncwarp();
 }
-static unsigned bf16_bits(float x) {
-    unsigned bits = __float_as_uint(x);
-    return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-}
-static unsigned two_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 static float power_of_2(float x) { return exp2f(x); }
 static void meet_group(int group, int threads) { meet(own_block.named_meeting[group + 1], threads); }
 static void cluster_arrive() {}  // always followed by a wait

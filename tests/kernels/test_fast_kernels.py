@@ -1,14 +1,8 @@
-"""Every fast kernel against its slow twin.
+"""Every fast kernel but attention (`test_fast_attention`) against its slow twin.
 
 On a GPU they run as they are. Without one, CUDA C++ kernels are compiled for the CPU by g++, and Triton kernels run in
 Triton's interpreter on small float32 shapes; what is missing for that is named as the reason of a skip.
 """
-
-import functools
-import os
-from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -19,84 +13,18 @@ from ddtree.kernels.activation import silu_mul  # noqa: E402
 from ddtree.kernels.advance import advance, keep_taps  # noqa: E402
 from ddtree.kernels.choose import SamplingTensors  # noqa: E402
 from ddtree.kernels.fast_set import FAST  # noqa: E402
+from ddtree.kernels.forecast import forecast  # noqa: E402
 from ddtree.kernels.noise import seed_key  # noqa: E402
 from ddtree.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
 from ddtree.kernels.paged import move_rows  # noqa: E402
 from ddtree.kernels.placement import place_rows  # noqa: E402
 from ddtree.kernels.rotary import rotate_and_write  # noqa: E402
 from ddtree.kernels.top_log_probs import top_log_probs  # noqa: E402
-from ddtree.kernels.tree_attention import TreeAttention  # noqa: E402
 from ddtree.kernels.tree_build import build_tree  # noqa: E402
-from ddtree.kernels.tree_tensors import TreeTensors, sees  # noqa: E402
+from ddtree.kernels.tree_tensors import TreeTensors  # noqa: E402
 from ddtree.kernels.tree_walk import AcceptedPaths, walk_tree  # noqa: E402
 from ddtree.tree import build as oracle_build  # noqa: E402
-
-GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if GPU else "cpu")
-DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]  # the interpreter's bfloat16 products are wrong
-
-
-def _patch_interpreter() -> None:
-    """NumPy 2.4 refuses what Triton 3.6's interpreter does to turn a tensor into a loop bound."""
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope):  # type: ignore[no-untyped-def]
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
-        scope.set_attr(tensor, "__bool__", lambda self: bool(self.handle.data.reshape(-1)[0]))
-
-    interpreter._patch_lang_tensor = patched
-
-
-if not GPU and find_spec("triton") is not None:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    _patch_interpreter()
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.fixture(scope="session")
-def cpu_modules(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("cuda_on_cpu", Path(__file__).with_name("cuda_on_cpu.py"))
-    assert spec is not None and spec.loader is not None
-    emulator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(emulator)
-    if emulator.compiler() is None:
-        pytest.skip("no GPU, and no g++ to compile CUDA kernels for the CPU")
-    folder = tmp_path_factory.mktemp("cuda_on_cpu")
-    return functools.cache(lambda source, device, **defines: emulator.CpuModule(folder, source, defines))
-
-
-@pytest.fixture
-def cuda_kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """CUDA C++ kernels run on the GPU, or compiled for the CPU."""
-    if not GPU:
-        modules = request.getfixturevalue("cpu_modules")
-        for name in (
-            "tree_build_cuda",
-            "tree_walk_cuda",
-            "top_log_probs_cuda",
-            "choose_cuda",
-            "placement_cuda",
-            "advance_cuda",
-        ):
-            monkeypatch.setattr(f"ddtree.kernels.{name}.cuda_module", modules)
-    yield
-
-
-def close(got: torch.Tensor, want: torch.Tensor) -> None:
-    tolerance = 2e-5 if want.dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-
-
-def poison_memory() -> None:
-    """Fill memory that the kernels' outputs will be taken from with what no kernel writes."""
-    if GPU:
-        blocks = [torch.full((n,), -1, dtype=torch.uint8, device=DEVICE) for n in (1 << 12, 1 << 16, 1 << 20, 1 << 24)]
-        del blocks
+from devices import DEVICE, DTYPES, GPU, close, needs_triton, poison_memory  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -198,54 +126,6 @@ def test_advance_and_keep_taps(drafts: bool) -> None:
         results.append((moves.source, moves.target, moves.packed, committed, roots, kept, pending))
     for got, want in zip(*results, strict=True):
         assert (got is None and want is None) or torch.equal(got, want)
-
-
-def random_parents(batch: int, rows: int) -> torch.Tensor:
-    draw = torch.rand(batch, rows) * torch.arange(rows)
-    return draw.long().clamp_(min=0).to(DEVICE)
-
-
-ATTENTION_CASES = [
-    # batch of committed lengths, rows, groups, kv heads, head_dim, page, context window, sliding window
-    ([40], 5, 3, 2, 16, 16, None, None),
-    ([200, 3, 0], 19, 3, 1, 16, 16, None, 30),
-    ([170, 65], 19, 2, 2, 32, 32, 50, None),
-    ([129], 1, 3, 2, 16, 64, None, None),
-    ([70, 100], 9, 1, 1, 64, 64, 20, 7),
-]
-if GPU:
-    ATTENTION_CASES += [
-        ([2047], 65, 4, 8, 128, 16, None, None),
-        ([2047], 1, 4, 8, 128, 64, None, None),
-        ([300], 1025, 3, 3, 64, 32, None, 128),
-        ([5000], 129, 3, 3, 64, 64, 512, None),
-        ([3 * i for i in range(64)], 9, 3, 3, 64, 64, None, None),
-    ]
-
-
-@needs_triton
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", ATTENTION_CASES, ids=str)
-@pytest.mark.parametrize("both_ways", [False, True])
-def test_attention(dtype: torch.dtype, case: tuple, both_ways: bool) -> None:  # type: ignore[type-arg]
-    lengths, rows, groups, kv_heads, head_dim, page, context_window, sliding_window = case
-    batch, bound = len(lengths), max(lengths) + 13
-    pages = -(-(bound + rows) // page)
-    block_table = torch.randperm(batch * pages, device=DEVICE).view(batch, pages) + 1
-    cache = torch.randn(2, (batch * pages + 1) * page, kv_heads, head_dim, dtype=dtype, device=DEVICE)
-    ancestors = sees(random_parents(batch, rows), rows)
-    depths = ancestors.sum(-1) - 1
-    if both_ways:
-        ancestors = torch.ones_like(ancestors)
-        depths = torch.arange(rows, device=DEVICE).expand(batch, rows)
-    committed = torch.tensor(lengths, device=DEVICE)
-    query = torch.randn(batch, rows, groups * kv_heads, head_dim, dtype=dtype, device=DEVICE)
-    arguments = (block_table, committed, depths, ancestors, page, bound, context_window)
-    want = TreeAttention(*arguments, torch.float32)
-    got = FAST.tree_attention(*arguments, dtype)
-    for window in (sliding_window, None, sliding_window):  # the workspace is used again and again
-        reference = want(query.float(), cache[0].float(), cache[1].float(), window).to(dtype)
-        close(got(query, cache[0], cache[1], window), reference)
 
 
 def drawn(kind: str, batch: int, depths: int, k: int) -> torch.Tensor:
@@ -391,22 +271,12 @@ def test_choose(sampled: bool, filtered: bool, penalised: bool) -> None:
         assert torch.equal(FAST.choose(logits.to(dtype), None, tree, committed), plain)
 
 
-def test_a_window_is_counted_from_the_committed_length_not_from_the_bound() -> None:
-    cache = torch.randn(2, 128, 1, 16)
-    one = torch.zeros(1, 1, dtype=torch.int64)
-    block_table = torch.arange(1, 8)[None]
-    query = torch.randn(1, 1, 2, 16)
-    results = []
-    for bound in (40, 70):
-        arguments = (
-            block_table,
-            torch.tensor([40]),
-            one,
-            torch.ones(1, 1, 1, dtype=torch.bool),
-            16,
-            bound,
-            8,
-            torch.float32,
-        )
-        results.append(TreeAttention(*arguments)(query, cache[0], cache[1], None))
-    close(results[1], results[0])
+@pytest.mark.parametrize("budget", [3, 40])
+def test_forecast(cuda_kernels: None, budget: int) -> None:
+    log_probs = torch.randn(3, 7, 9, device=DEVICE).log_softmax(-1).sort(-1, descending=True).values
+    tokens = torch.arange(9, device=DEVICE).expand(3, 7, 9)
+    deepest = torch.tensor([7, 2, 0], device=DEVICE)
+    tree = build_tree(log_probs, tokens, torch.zeros(3, dtype=torch.int64, device=DEVICE), budget, deepest)
+    got, want = (kernel(tree, (4, 8, 16, 32), 7) for kernel in (FAST.forecast, forecast))
+    assert (got - want).abs().max() <= 4  # units of 2**-24: the order of the sum
+    assert want[2].sum() == 0

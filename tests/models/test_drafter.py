@@ -55,7 +55,10 @@ class Bench:
         )
         # What is read without having been written shows.
         self._state: Any = SimpleNamespace(
-            drafter_cache=torch.full(shape, 1e3), page_tokens=PAGE_TOKENS, draft_window=draft_window
+            drafter_cache=torch.full(shape, 1e3),
+            page_tokens=PAGE_TOKENS,
+            draft_window=draft_window,
+            row_numbers=lambda n, rows: torch.arange(rows).expand(n, -1),
         )
 
     def _batch(self, slots: list[int]) -> Any:

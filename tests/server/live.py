@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from ddtree import Engine
+from ddtree import Engine, Speculation
 from ddtree.engine.engine import Progress
 from ddtree.server import ServerSettings, create_app
 from ddtree.server.run import listen
@@ -35,6 +35,11 @@ class Live:
     @property
     def service(self):
         return self.app.state.service
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of one metric, the sum over label sets where none is named."""
@@ -57,6 +62,7 @@ class Live:
 
 def tiny_loader(folders: tuple[Path, Path], **options: Any) -> Loader:
     settings = {"dtype": "float32", "device": "cpu", "max_model_len": 256, "max_batch": 4} | options
+    settings.setdefault("speculation", Speculation("tree", 32))
 
     def load(tell: Progress) -> Engine:
         return Engine.load(*folders, on_progress=tell, **settings)
@@ -91,6 +97,13 @@ class Valve:
 
     def open(self) -> None:
         self._open.set()
+
+
+def raw_request(body: bytes, content_length: int | None = None) -> bytes:
+    """A request for ``/v1/completions`` as it goes over the wire."""
+    length = len(body) if content_length is None else content_length
+    head = ("POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}")
+    return "\r\n".join((*head, "", "")).encode() + body
 
 
 @contextmanager

@@ -112,9 +112,7 @@ def test_n_choices_with_following_seeds(client, tiny_engine):
 def test_a_chat_stream(client, tiny_engine, include_usage, n):
     options = {"stream_options": {"include_usage": True}} if include_usage else {}
     chunks = list(
-        client.chat.completions.create(
-            model="tiny", messages=CHAT, seed=3, max_tokens=25, n=n, stream=True, **options
-        )
+        client.chat.completions.create(model="tiny", messages=CHAT, seed=3, max_tokens=25, n=n, stream=True, **options)
     )
     assert len({chunk.id for chunk in chunks}) == 1
     texts = [""] * n
@@ -124,9 +122,7 @@ def test_a_chat_stream(client, tiny_engine, include_usage, n):
             assert reasons[choice.index] is None, "nothing comes after a finish reason"
             texts[choice.index] += choice.delta.content or ""
             reasons[choice.index] = choice.finish_reason
-    expected = [
-        own(tiny_engine, SamplingParams(max_new_tokens=25, temperature=1.0, seed=3 + i)).text for i in range(n)
-    ]
+    expected = [own(tiny_engine, SamplingParams(max_new_tokens=25, temperature=1.0, seed=3 + i)).text for i in range(n)]
     assert texts == expected and reasons == ["length"] * n
     assert "ddtree" in chunks[-1].model_extra
     assert not any("ddtree" in chunk.model_extra for chunk in chunks[:-1])
@@ -155,7 +151,9 @@ def test_text_completions(client, tiny_engine):
     assert "".join(chunk.choices[0].text for chunk in stream) == expected[0].text
 
 
-@pytest.mark.parametrize("options", [{"mode": "ar"}, {"mode": "chain"}, {"mode": "tree", "budget": 5}, {"budget": 7}])
+@pytest.mark.parametrize(
+    "options", [{"mode": "ar"}, {"mode": "chain"}, {"mode": "tree", "budget": 5}, {"budget": 7}, {"budget": "auto"}]
+)
 def test_our_extension_picks_the_draft(client, tiny_engine, options):
     answer = client.chat.completions.create(
         model="tiny", messages=CHAT, temperature=0, max_tokens=20, extra_body={"ddtree": options}
@@ -164,6 +162,8 @@ def test_our_extension_picks_the_draft(client, tiny_engine, options):
     budget = options.get("budget", {"ar": 0, "chain": 5}.get(options.get("mode")))
     assert (stats["mode"], stats["budget"]) == (options.get("mode", "tree"), budget)
     assert answer.choices[0].message.content == own(tiny_engine, SamplingParams(max_new_tokens=20)).text
+    assert len(stats["round_budgets"]) == stats["rounds"]
+    assert set(stats["round_budgets"]) == {budget} or budget == "auto"
     if options.get("mode") == "ar":
         assert set(stats["accepted_lengths"]) == {1}
 
@@ -193,3 +193,48 @@ def test_content_in_parts_and_the_developer_role(client, tiny_engine):
     answer = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=8)
     plain = [{"role": "system", "content": "be kind"}, *CHAT]
     assert answer.choices[0].message.content == own(tiny_engine, SamplingParams(max_new_tokens=8), plain).text
+
+
+def test_chat_logprobs_whole_and_in_a_stream(client, tiny_engine):
+    params = SamplingParams(max_new_tokens=20, temperature=1.0, seed=5, logprobs=3)
+    expected = own(tiny_engine, params).logprobs
+    asked = {"model": "tiny", "messages": CHAT, "seed": 5, "max_tokens": 20, "logprobs": True, "top_logprobs": 3}
+    answer = client.chat.completions.create(**asked)
+    chunks = client.chat.completions.create(**asked, stream=True)
+    streamed = [t for c in chunks for choice in c.choices if choice.logprobs for t in choice.logprobs.content]
+    for content in (answer.choices[0].logprobs.content, streamed):
+        text = tiny_engine.tokenizer.token_text
+        assert [t.token for t in content] == [text(e.token_id) for e in expected]
+        assert [t.logprob for t in content] == pytest.approx([e.logprob for e in expected], abs=1e-4)
+        assert [[o.token for o in t.top_logprobs] for t in content] == [[text(i) for i, _ in e.top] for e in expected]
+        assert all(bytes(t.bytes).decode() == t.token for t in content)
+    bare = client.chat.completions.create(**asked | {"top_logprobs": 0})
+    assert all(t.top_logprobs == [] for t in bare.choices[0].logprobs.content)
+    without = client.chat.completions.create(**{k: v for k, v in asked.items() if "logprobs" not in k})
+    assert without.choices[0].logprobs is None
+
+
+def test_completion_logprobs(client, tiny_engine):
+    asked = {"model": "tiny", "prompt": "ab", "temperature": 0, "max_tokens": 12, "logprobs": 2}
+    answer = client.completions.create(**asked)
+    told = answer.choices[0].logprobs
+    assert "".join(told.tokens) == answer.choices[0].text
+    assert [answer.choices[0].text[at : at + 1] for at in told.text_offset] == told.tokens
+    assert all(
+        len(top) == 2 and top[token] == max(top.values())
+        for token, top in zip(told.tokens, told.top_logprobs, strict=True)
+    )
+    assert told.token_logprobs == [top[token] for token, top in zip(told.tokens, told.top_logprobs, strict=True)]
+    chunks = list(client.completions.create(**asked, stream=True))
+    assert [t for chunk in chunks for t in chunk.choices[0].logprobs.tokens] == told.tokens
+    assert [t for chunk in chunks for t in chunk.choices[0].logprobs.text_offset] == told.text_offset
+
+
+def test_logit_bias(client, tiny_engine):
+    free = own(tiny_engine, SamplingParams(max_new_tokens=20))
+    banned = max(set(free.token_ids), key=free.token_ids.count)
+    answer = client.chat.completions.create(
+        model="tiny", messages=CHAT, temperature=0, max_tokens=20, logit_bias={str(banned): -100}
+    )
+    expected = own(tiny_engine, SamplingParams(max_new_tokens=20, logit_bias={banned: -100}))
+    assert answer.choices[0].message.content == expected.text != free.text

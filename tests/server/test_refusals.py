@@ -1,4 +1,4 @@
-"""What a server must say no to: each refusal a 4xx in OpenAI's shape that names the field, and nobody else is harmed."""
+"""What a server must say no to: each refusal a 4xx in OpenAI's shape that names the field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import httpx
 import pytest
-from live import live, tiny_loader
+from live import live, raw_request, tiny_loader
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
@@ -65,6 +65,14 @@ def refused(response: httpx.Response, status: int, *words: str, param: str | Non
         ({"ddtree": {"mode": "chain", "budget": 9}}, "ddtree.budget"),
         ({"ddtree": {"speed": 9}}, "ddtree.speed"),
         ({"store": True}, "store"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"61": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias.1"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": {"chat_template": "{{ 7 * 7 }}"}}, "chat_template_kwargs.chat_template"),
@@ -102,6 +110,8 @@ def test_chat_fields(http, fields, param):
         ({"prompt": "x" * 300}, "prompt"),
         ({"prompt": ["x"] * 33, "n": 2}, "n"),
         ({"echo": True}, "echo"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "end"}, "suffix"),
         ({"messages": []}, "messages"),
@@ -222,13 +232,10 @@ def test_large_bodies(tiny_folders):
 
 
 def test_a_client_that_sends_slowly_is_told_so(tiny_folders):
-    with live(tiny_loader(tiny_folders), client_timeout_s=0.3) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as line:
-            line.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
-            )
-            assert line.recv(4096).startswith(b"HTTP/1.1 408")
+    slow = live(tiny_loader(tiny_folders), client_timeout_s=0.3)
+    with slow as server, socket.create_connection(server.address, timeout=10) as line:
+        line.sendall(raw_request(b"{", content_length=50))
+        assert line.recv(4096).startswith(b"HTTP/1.1 408")
 
 
 def test_keys(tiny_folders, tmp_path):
@@ -247,7 +254,9 @@ def test_keys(tiny_folders, tmp_path):
             assert refused(ask(path), 401, "Bearer")
             assert refused(ask(path, Authorization="Bearer first-secret-ke"), 401)
             assert refused(ask(path, Authorization="Basic first-secret-key"), 401)
-            assert ask(path, Authorization="Bearer second-secret-key").status_code == (404 if path == "/nothing" else 200)
+            assert ask(path, Authorization="Bearer second-secret-key").status_code == (
+                404 if path == "/nothing" else 200
+            )
         assert refused(httpx.post(f"{server.url}/v1/chat/completions", content=b"x" * 10), 401)
         key = {"Authorization": "Bearer first-secret-key"}
         assert "secret" not in ask("/server_info", **key).text, "keys are not told"

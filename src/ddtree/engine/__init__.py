@@ -2,6 +2,7 @@
 
 from ddtree.engine.completion import Completion, RoundStats, StreamEvent, TracedTree
 from ddtree.engine.engine import Engine, Occupancy
+from ddtree.engine.logprobs import TokenLogprob
 from ddtree.engine.near_tie import LosslessReport, NearTie
 from ddtree.engine.sampling_params import SamplingParams
 from ddtree.engine.sequence import Sequence
@@ -18,5 +19,6 @@ __all__ = [
     "Sequence",
     "Speculation",
     "StreamEvent",
+    "TokenLogprob",
     "TracedTree",
 ]

@@ -17,8 +17,8 @@ CANDIDATES = (0, 4, 8, 16, 32, 64, LARGEST_AUTO_BUDGET)
 CUTS = CANDIDATES[1:]
 """Budgets that a round's forecast covers."""
 
-SWITCH_GAIN = 1.03
-"""Another shape must promise this much more before it is taken."""
+SWITCH_GAIN = 1.01
+"""Another budget must promise this much more before it is taken."""
 
 FIRST_PROBE, LAST_PROBE = 4, 64
 """In spells of plain decoding a draft looks now and then whether drafting would pay again: after 4 rounds, then after

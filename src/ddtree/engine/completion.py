@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ddtree.engine.logprobs import TokenLogprob
 from ddtree.engine.speculation import Mode
 from ddtree.tree import DraftTree
 
@@ -74,6 +75,7 @@ class Completion:
         prompt_tokens: length of the prompt.
         finish_reason: `stop` for an end token, stop token or stop string; `length` for a limit.
         trees: the rounds' trees, where they were asked for.
+        logprobs: one for each token, where they were asked for.
     """
 
     text: str
@@ -82,6 +84,7 @@ class Completion:
     finish_reason: FinishReason
     stats: RoundStats
     trees: list[TracedTree] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ddtree.engine.completion import Completion, StreamEvent
+from ddtree.engine.constraint import Constraint
 from ddtree.engine.device import choose_device, choose_dtype, free_memory_bytes
 from ddtree.engine.graph_runner import GraphRunner
 from ddtree.engine.near_tie import LosslessReport, check_lossless
@@ -293,13 +294,20 @@ class Engine:
         *,
         speculation: Speculation | None = None,
         record_trees: bool = False,
+        constraint: Constraint | None = None,
     ) -> Sequence:
         """Queue one prompt and return at once; `step` advances it together with all others. For servers.
+
+        Args:
+            constraint: rules that the answer follows; its rounds then wait for the host, apart from other rounds.
 
         Raises:
             UserError: as `generate`.
         """
         sequence = self._sequence(prompt, params, speculation, record_trees)
+        if constraint is not None:
+            sequence.constraint = constraint
+            sequence.stats.notes.append("a grammar: rounds are split by the host, apart from those of other requests")
         self._scheduler.add(sequence)
         return sequence
 
@@ -372,6 +380,9 @@ class Engine:
             raise UserError(
                 f"the prompt has {len(ids)} tokens, the context {limit}", "shorten it, or raise max_model_len"
             )
+        vocab_size = self.target.config.vocab_size
+        if unknown := [token for token in params.logit_bias if token >= vocab_size]:
+            raise UserError(f"logit_bias names token {unknown[0]}", f"give ids from 0 to {vocab_size - 1}")
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
             ends |= set(self.target.config.eos_token_ids)
@@ -383,6 +394,7 @@ class Engine:
             token_limit=min(len(ids) + params.max_new_tokens, limit),
             shape=(speculation or self.speculation).resolve(self._block_size),
             tokenizer=self.tokenizer,
+            vocab_size=vocab_size,
             record_trees=record_trees,
         )
 

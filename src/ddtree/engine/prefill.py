@@ -1,7 +1,12 @@
 """Prefill: commit a prompt chunk by chunk, and choose the first root."""
 
+from collections.abc import Sequence as Seq
+
 import torch
 
+from ddtree.engine.constraint import Constraint, TreeOnHost
+from ddtree.engine.flight import pack
+from ddtree.engine.logprobs import tell_logprobs
 from ddtree.engine.round import inject_taps, place
 from ddtree.engine.state import Batch, DeviceState
 from ddtree.kernels.tree_tensors import root_only
@@ -11,8 +16,14 @@ from ddtree.models.target import Target
 
 
 def prefill_chunk(
-    state: DeviceState, batch: Batch, target: Target, drafter: Drafter | None, tokens: torch.Tensor, is_last: bool
-) -> torch.Tensor:
+    state: DeviceState,
+    batch: Batch,
+    target: Target,
+    drafter: Drafter | None,
+    tokens: torch.Tensor,
+    is_last: bool,
+    constraints: Seq[Constraint] = (),
+) -> torch.Tensor | None:
     """Commit the next tokens of prompts; after the last chunk, choose what follows them.
 
     Args:
@@ -20,12 +31,14 @@ def prefill_chunk(
         drafter: gets the chunk's taps at once; None where nobody will draft.
         tokens: int64 ``[batch, rows]``.
         is_last: the chunk ends the prompts; the chosen first tokens become the roots.
+        constraints: one for each sequence, or none.
 
     Returns:
-        int64 ``[batch]``, the first tokens; only meaningful after the last chunk.
+        after the last chunk the first tokens as a `Flight` of one token a row wants them, with their log-probabilities
+        where those are told.
     """
     n, rows = tokens.shape
-    offset = torch.arange(rows, device=tokens.device).expand(n, -1)
+    offset = state.row_numbers(n, rows)
     placement = place(state, batch, target.rope, target.kernels, batch.committed, offset)
     causal = torch.ones(rows, rows, dtype=torch.bool, device=tokens.device).tril().expand(n, -1, -1)
     attention = target.kernels.tree_attention(
@@ -37,10 +50,16 @@ def prefill_chunk(
         inject_taps(state, batch, drafter, hidden.taps, batch.committed, None)
     state.committed[batch.slots] = batch.committed + rows
     if not is_last:
-        return batch.roots
+        return None
     logits = target.logits(hidden.last[:, -1:])
     last = batch.committed + rows - 1
-    roots = target.kernels.choose(logits, batch.sampling, root_only(tokens[:, -1]), last)[:, 0]
+    tree = root_only(tokens[:, -1])
+    allowed = TreeOnHost(tree).allowed(constraints, logits.shape[-1]) if constraints else None
+    roots = target.kernels.choose(logits, batch.sampling, tree, last, allowed)[:, 0]
     state.roots[batch.slots] = roots
     state.count_tokens(batch.slots, roots[:, None], lambda: torch.ones_like(roots[:, None], dtype=torch.bool))
-    return roots
+    packed = pack(torch.zeros_like(roots), roots[:, None])
+    if not batch.tells_logprobs:
+        return packed
+    told = tell_logprobs(logits, torch.zeros_like(roots)[:, None], roots[:, None], target.kernels)
+    return torch.cat((packed, told), dim=1)

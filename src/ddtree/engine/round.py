@@ -1,11 +1,13 @@
 """One round of DDTree (arXiv 2604.12989): draft a tree, verify it in one pass, commit what the target itself chose."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 
 from ddtree.engine.budget_policy import CUTS
-from ddtree.engine.forecast import forecast
+from ddtree.engine.constraint import Constraint, TreeOnHost
+from ddtree.engine.logprobs import tell_logprobs
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import Batch, DeviceState
 from ddtree.kernels.kernel_set import KernelSet
@@ -35,35 +37,53 @@ class Seen:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round leaves behind; ``packed`` as in `ddtree.kernels.advance.Moves`, then the forecast if any."""
+    """What a round leaves behind.
+
+    ``packed`` is as in `ddtree.kernels.advance.Moves`, then come the forecast and the log-probabilities, where there
+    are any.
+    """
 
     tree: TreeTensors
     path: AcceptedPaths
     packed: torch.Tensor
 
 
-def decode_round(state: DeviceState, batch: Batch, target: Target, drafter: Drafter | None, shape: DraftShape) -> Round:
+def decode_round(
+    state: DeviceState,
+    batch: Batch,
+    target: Target,
+    drafter: Drafter | None,
+    shape: DraftShape,
+    constraints: Seq[Constraint] = (),
+) -> Round:
     """Commit at least one token to every sequence of the batch.
 
-    A round without a drafter's part (mode `ar`) verifies the root alone, and so is one autoregressive step.
+    A round without a drafter's part (mode `ar`) verifies the root alone, and so is one autoregressive step. With
+    ``constraints``, one for each sequence, the host takes part in the round.
     """
     kernels = target.kernels
-    depths, told = 0, None
-    tree = root_only(batch.roots)
+    depths, told = 0, []
     if drafter is not None and (shape.budget or shape.follows):
         inject(state, batch, drafter)  # 1
-    if drafter is not None and shape.budget:
+    if drafter is None or not shape.budget:
+        tree = root_only(batch.roots)
+    else:
         depths = drafter.config.block_size - 1
         logits = draft(state, batch, drafter)  # 2
         log_probs, token_ids = kernels.top_log_probs(logits, min(shape.top_k, logits.shape[-1]))
         tree = kernels.build_tree(log_probs, token_ids, batch.roots, shape.budget, room_below(state, batch))  # 3
-        told = forecast(tree, CUTS, depths) if shape.forecasts else None
+        if shape.forecasts:
+            told.append(kernels.forecast(tree, CUTS, depths))
     taps = drafter.config.tap_layers if drafter is not None and (depths or shape.follows) else ()
+    on_host = TreeOnHost(tree) if constraints else None
     seen = verify(state, batch, target, tree, taps)  # 4
-    choices = kernels.choose(seen.logits, batch.sampling, tree, batch.committed)
+    allowed = on_host.allowed(constraints, seen.logits.shape[-1]) if on_host else None
+    choices = kernels.choose(seen.logits, batch.sampling, tree, batch.committed, allowed)
     path = kernels.walk_tree(tree, choices, depths)  # 5
     packed = commit(state, batch, target, path, seen)  # 6
-    return Round(tree, path, packed if told is None else torch.cat((packed, told), dim=1))
+    if batch.tells_logprobs:
+        told.append(tell_logprobs(seen.logits, path.rows, path.tokens, kernels))
+    return Round(tree, path, torch.cat((packed, *told), dim=1) if told else packed)
 
 
 def room_below(state: DeviceState, batch: Batch) -> torch.Tensor:
@@ -87,7 +107,7 @@ def inject_taps(
 ) -> None:
     """Write taps ``[batch, rows, n_taps * hidden]`` at positions from ``base`` on, the first ``valid`` rows of them."""
     assert state.drafter_cache is not None
-    offset = torch.arange(taps.shape[1], device=taps.device).expand(taps.shape[0], -1)
+    offset = state.row_numbers(taps.shape[0], taps.shape[1])
     placement = place(state, batch, drafter.rope, drafter.kernels, base, offset, valid)
     drafter.inject(taps, placement, state.drafter_cache)
 
@@ -102,7 +122,7 @@ def place(
     valid: torch.Tensor | None = None,
 ) -> Placement:
     """Slots and angles of rows at positions ``base + depths``; see `ddtree.kernels.placement.place_rows`."""
-    frequencies = rope.frequencies(base[:, None] + depths, batch.prompt_tokens)
+    frequencies = rope.frequencies(lambda: base[:, None] + depths, batch.prompt_tokens)
     return kernels.place_rows(base, depths, valid, batch.block_table, state.page_tokens, frequencies, rope.scale)
 
 
@@ -110,7 +130,7 @@ def draft(state: DeviceState, batch: Batch, drafter: Drafter) -> torch.Tensor:
     """Logits of depths 1 .. block_size - 1, ``[batch, depths, vocab]``, from one pass over the block."""
     assert state.drafter_cache is not None
     config, n = drafter.config, len(batch.slots)
-    offset = torch.arange(config.block_size, device=batch.roots.device).expand(n, -1)
+    offset = state.row_numbers(n, config.block_size)
     both_ways = torch.ones(n, config.block_size, config.block_size, dtype=torch.bool, device=offset.device)
 
     def attention(sees: torch.Tensor) -> AttentionCall:
@@ -153,6 +173,6 @@ def commit(state: DeviceState, batch: Batch, target: Target, path: AcceptedPaths
         target.kernels.move_rows(state.target_cache, moves.source, moves.target)
     if seen.taps is not None:
         target.kernels.keep_taps(state.taps, batch.slots, seen.taps, path.rows)
-    step = torch.arange(path.rows.shape[1], device=path.rows.device)
+    step = state.row_numbers(*path.rows.shape)
     state.count_tokens(batch.slots, path.tokens, lambda: step <= path.accepted[:, None])
     return moves.packed

@@ -1,9 +1,11 @@
 """Runs rounds one operation after another; the way of the CPU, and of a GPU without graphs."""
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+from ddtree.engine.constraint import Constraint
 from ddtree.engine.flight import Flight
 from ddtree.engine.round import decode_round
 from ddtree.engine.speculation import DraftShape
@@ -57,11 +59,18 @@ class EagerRunner:
     def __init__(self, state: DeviceState, target: Target, drafter: Drafter | None) -> None:
         self._state, self._target, self._drafter = state, target, drafter
 
-    def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
-        """See `Runner`."""
+    def launch(
+        self,
+        slots: list[int],
+        shape: DraftShape,
+        flags: SamplingFlags,
+        context_bound: int,
+        constraints: Seq[Constraint] = (),
+    ) -> Launched:
+        """See `Runner`; only here the host can take part in a round, for ``constraints``."""
         began = time.perf_counter()
         batch = self._state.select(self._state.on_device(slots), flags, context_bound)
-        played = decode_round(self._state, batch, self._target, self._drafter, shape)
+        played = decode_round(self._state, batch, self._target, self._drafter, shape, constraints)
         return Launched(Flight(played.packed, played.path.tokens.shape[1], began), played.tree, played.path)
 
     def bucket_of(self, batch: int) -> int:

@@ -1,9 +1,10 @@
 """How one request's tokens are chosen and where they end."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from ddtree.engine.logprobs import MAX_LOGPROBS
 from ddtree.errors import UserError
 
 MAX_SEED = 2**63 - 1
@@ -11,7 +12,7 @@ MAX_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling and stopping of one request. The order is: penalties, temperature, top-k, top-p, min-p.
+    """Sampling and stopping of one request. The order is: bias, penalties, temperature, top-k, top-p, min-p.
 
     Attributes:
         max_new_tokens: at most so many tokens, at least 1.
@@ -26,6 +27,9 @@ class SamplingParams:
         stop: strings that end the answer; they are not part of its text.
         stop_token_ids: tokens that end the answer, beside the model's own end tokens.
         ignore_eos: go on past the model's own end tokens.
+        logit_bias: added to the logits of single tokens, -100 to 100, by token id.
+        logprobs: tell the log-probability of every token, and of so many likeliest ones beside it, 0 to 20; None tells
+            nothing.
 
     Raises:
         UserError: a value is out of range.
@@ -43,6 +47,8 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         def need(ok: bool, name: str, wanted: str) -> None:
@@ -68,6 +74,16 @@ class SamplingParams:
             "non-empty strings",
         )
         need(all(_whole(i) and i >= 0 for i in self.stop_token_ids), "stop_token_ids", "token ids")
+        need(
+            all(_whole(i) and i >= 0 and _finite(b) and abs(b) <= 100 for i, b in self.logit_bias.items()),
+            "logit_bias",
+            "token ids, each with a number from -100 to 100",
+        )
+        need(
+            self.logprobs is None or (_whole(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS),
+            "logprobs",
+            f"a whole number from 0 to {MAX_LOGPROBS}",
+        )
 
     @property
     def filters(self) -> bool:

@@ -2,23 +2,21 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-import torch
-
-from ddtree.engine.budget_policy import CANDIDATES, BudgetPolicy, auto_shape
+from ddtree.engine.budget_policy import CANDIDATES, CUTS, BudgetPolicy, auto_shape
 from ddtree.engine.completion import TracedTree
-from ddtree.engine.flight import Flight, pack
-from ddtree.engine.forecast import read_forecast
+from ddtree.engine.flight import Flight
 from ddtree.engine.pages import PagePool
 from ddtree.engine.prefill import prefill_chunk
-from ddtree.engine.runner import Launched, Runner
+from ddtree.engine.runner import EagerRunner, Launched, Runner
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import DeviceState, SamplingFlags
 from ddtree.errors import UserError
+from ddtree.kernels.forecast import read_forecast
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
 
@@ -31,7 +29,8 @@ class Scheduler:
 
     A sequence is admitted when a slot and all the pages that it can ever need are free, so what runs is never evicted.
     Where the runner overlaps, a step launches the next round before it reads the tokens of the one in flight; a
-    sequence that turns out to have ended takes part in one round too many, whose tokens nobody reads.
+    sequence that turns out to have ended takes part in one round too many, whose tokens nobody reads. Sequences under a
+    constraint run in rounds of their own, which the host splits and reads at once.
 
     Args:
         runner: how rounds are launched.
@@ -48,7 +47,7 @@ class Scheduler:
         prefill_tokens: int,
     ) -> None:
         self._state, self._pool, self._target, self._drafter = state, pool, target, drafter
-        self._runner = runner
+        self._runner, self._split = runner, EagerRunner(state, target, drafter)
         self._policy = BudgetPolicy(drafter.config.block_size - 1 if drafter else 0)
         self._in_flight: list[Prefilling | Decoding] = []
         self._last_landing = 0.0
@@ -101,14 +100,17 @@ class Scheduler:
         self._admit()
         decoding = [s for s in self._running if s.is_prefilled]
         prefills, rounds = self._prefill_groups(), self._round_groups(decoding)
-        launches: Iterable[Prefilling | Decoding] = chain[Prefilling | Decoding](
-            (self._prefill(group, rows) for rows, group in prefills),
-            (self._round(shape, group) for shape, group in rounds),
-        )
+
+        def launches(constrained: bool) -> Iterator[Prefilling | Decoding]:
+            yield from (self._prefill(group, rows) for rows, group in prefills if _constrained(group) == constrained)
+            yield from (self._round(shape, group) for shape, group in rounds if _constrained(group) == constrained)
+
+        # What is not launched here is launched while the line below lands it, one piece of work after the other.
         if self._runner.overlaps:
-            self._in_flight = list(launches)
+            self._in_flight = list(launches(constrained=False))
         else:
-            landing = launches  # each lands before the next is launched
+            landing = launches(constrained=False)
+        landing = chain(landing, launches(constrained=True))
         advanced = [sequence for work in landing for sequence in self._land(work)]
         for sequence in [s for s in advanced if s.finish_reason]:
             self._release(sequence)
@@ -146,33 +148,34 @@ class Scheduler:
         batch = self._state.select(slots, flags, max(s.committed for s in group))
         drafter = self._drafter if group[0].shape.budget else None
         is_last = len(group[0].prompt) == group[0].prefilled + rows
-        roots = prefill_chunk(self._state, batch, self._target, drafter, tokens, is_last)
+        constraints = [s.constraint for s in group if s.constraint is not None]
+        packed = prefill_chunk(self._state, batch, self._target, drafter, tokens, is_last, constraints)
         for sequence in group:
             sequence.prefilled = sequence.committed = sequence.prefilled + rows
-        packed = pack(torch.zeros_like(roots), roots[:, None])
-        return Prefilling(group, Flight(packed, 1, began) if is_last else None)
+        return Prefilling(group, Flight(packed, 1, began) if packed is not None else None)
 
     def _prefill_groups(self) -> list[tuple[int, list[Sequence]]]:
-        """Sequences whose next chunks have one length, end alike and draft alike, with that length."""
-        by_kind: dict[tuple[int, bool, bool], list[Sequence]] = {}
+        """Sequences whose next chunks have one length, end alike, draft alike and are constrained alike."""
+        by_kind: dict[tuple[int, bool, bool, bool], list[Sequence]] = {}
         for sequence in self._running:
             if not sequence.is_prefilled:
                 left = len(sequence.prompt) - sequence.prefilled
                 rows = min(left, self._prefill_tokens)
-                by_kind.setdefault((rows, rows == left, sequence.shape.budget > 0), []).append(sequence)
+                kind = (rows, rows == left, sequence.shape.budget > 0, sequence.constraint is not None)
+                by_kind.setdefault(kind, []).append(sequence)
         return [
-            (rows, part) for (rows, _, _), group in by_kind.items() for part in _parts(group, MAX_ROUND_ROWS // rows)
+            (rows, part) for (rows, *_), group in by_kind.items() for part in _parts(group, MAX_ROUND_ROWS // rows)
         ]
 
     def _round_groups(self, decoding: list[Sequence]) -> list[tuple[DraftShape, list[Sequence]]]:
-        """Sequences that draft alike, in parts that a round can verify."""
-        by_shape: dict[DraftShape, list[Sequence]] = {}
+        """Sequences that draft alike and are constrained alike, in parts that a round can verify."""
+        by_shape: dict[tuple[DraftShape, bool], list[Sequence]] = {}
         for sequence in decoding:
             self._leave_speculation_past_the_drafter(sequence)
-            by_shape.setdefault(sequence.shape, []).append(sequence)
+            by_shape.setdefault((sequence.shape, sequence.constraint is not None), []).append(sequence)
         return [
             (shape, part)
-            for shape, group in by_shape.items()
+            for (shape, _), group in by_shape.items()
             for part in _parts(group, MAX_ROUND_ROWS // (1 if shape.is_auto else shape.rows))
         ]
 
@@ -196,8 +199,11 @@ class Scheduler:
             self._learn_costs(bucket, flags)
             shape = auto_shape(self._policy.choose(bucket, [s.outlook for s in group]), shape.top_k)
         bound = max(s.committed for s in group)
-        launched = self._runner.launch([s.slot for s in group], shape, flags, bound)
-        return Decoding(group, shape, bucket, is_auto, launched)
+        slots = [s.slot for s in group]
+        constraints = [s.constraint for s in group if s.constraint is not None]
+        if constraints:  # times of split rounds say nothing about the others
+            return Decoding(group, shape, bucket, False, self._split.launch(slots, shape, flags, bound, constraints))
+        return Decoding(group, shape, bucket, is_auto, self._runner.launch(slots, shape, flags, bound))
 
     def _learn_costs(self, bucket: int, flags: SamplingFlags) -> None:
         """Before the first choice for a batch of this size, time a round of every shape that fits."""
@@ -216,12 +222,14 @@ class Scheduler:
         self._last_landing = now
         if isinstance(work, Decoding) and work.is_auto:
             self._policy.time(work.bucket, work.shape.budget, elapsed_ms)
+        depths = self._drafter.config.block_size - 1 if self._drafter else 0
         got = []
         for row, (sequence, landed) in enumerate(zip(work.group, rows, strict=True)):
             if sequence.finish_reason or sequence not in self._running:
                 continue
             got.append(sequence)
-            taken = sequence.extend(landed.tokens)
+            forecasts = len(CUTS) * depths if isinstance(work, Decoding) and work.shape.forecasts else 0
+            taken = sequence.extend(landed.tokens, landed.extra[forecasts:])
             if isinstance(work, Prefilling):
                 sequence.stats.ttft_ms = 1e3 * (now - sequence.arrived)
                 continue
@@ -230,7 +238,7 @@ class Scheduler:
             sequence.stats.round_ms.append(elapsed_ms)
             sequence.stats.round_budgets.append(work.shape.budget)
             if work.shape.forecasts and self._drafter is not None:
-                promised = read_forecast(landed.extra, self._drafter.config.block_size - 1)
+                promised = read_forecast(landed.extra[:forecasts], depths)
                 self._policy.learn(sequence.outlook, work.shape.budget, promised, landed.accepted)
             if sequence.record_trees:
                 sequence.trees.append(_trace(work.launched, row))
@@ -260,6 +268,10 @@ def _trace(launched: Launched, row: int) -> TracedTree:
     tree, path = launched.tree, launched.path
     nodes = path.rows[row, 1 : int(path.accepted[row]) + 1] - 1
     return TracedTree(tree.to_draft_tree(row), int(tree.tokens[row, 0]), tuple(nodes.tolist()), int(path.roots[row]))
+
+
+def _constrained(group: list[Sequence]) -> bool:
+    return group[0].constraint is not None
 
 
 def _parts(group: list[Sequence], size: int) -> list[list[Sequence]]:

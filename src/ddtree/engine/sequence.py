@@ -1,11 +1,15 @@
 """A request on its way: its tokens, and where they end."""
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ddtree.engine.budget_policy import Outlook
 from ddtree.engine.completion import Completion, FinishReason, RoundStats, TracedTree
+from ddtree.engine.constraint import Constraint
+from ddtree.engine.logprobs import TokenLogprob, read_logprobs
 from ddtree.engine.sampling_params import SamplingParams
 from ddtree.engine.speculation import DraftShape
 from ddtree.models.tokenizer import TextStream, Tokenizer
@@ -24,6 +28,9 @@ class Sequence:
         committed: tokens whose keys and values are cached.
         output: generated tokens, as cut by the stop.
         text: their text, as cut by a stop string.
+        logprobs: of the generated tokens, where they are wanted.
+        constraint: rules that the answer follows.
+        vocab_size: of the target; needed for log-probabilities.
         outlook: what the budget policy expects of it.
     """
 
@@ -34,7 +41,9 @@ class Sequence:
     token_limit: int
     shape: DraftShape
     tokenizer: Tokenizer
+    vocab_size: int = 0
     record_trees: bool = False
+    constraint: Constraint | None = None
     arrived: float = field(default_factory=time.perf_counter)
     slot: int = -1
     pages: list[int] = field(default_factory=list)
@@ -42,6 +51,7 @@ class Sequence:
     committed: int = 0
     output: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     trees: list[TracedTree] = field(default_factory=list)
     outlook: Outlook = field(default_factory=Outlook)
@@ -56,22 +66,31 @@ class Sequence:
     def is_prefilled(self) -> bool:
         return self.prefilled == len(self.prompt)
 
-    def extend(self, tokens: Seq[int]) -> int:
+    def extend(self, tokens: Seq[int], told_logprobs: Seq[int] = ()) -> int:
         """Take committed tokens in order, up to the first stop among them.
 
         A token is held against the end tokens first, then its text against the stop strings, then the count against the
         limit, so that nothing that comes after a stop can leak.
 
+        Args:
+            told_logprobs: what `ddtree.engine.logprobs.tell_logprobs` said of them, where it was asked.
+
         Returns:
             how many were taken.
         """
+        logprobs: Iterator[TokenLogprob] = iter(())
+        if self.params.logprobs is not None:
+            logprobs = read_logprobs(told_logprobs, tokens, self.params.logprobs, self.vocab_size)
         for taken, token in enumerate(tokens, start=1):
+            self.logprobs += islice(logprobs, 1)
             self.output.append(token)
             if token in self.end_token_ids:
                 self._finish("stop")
             else:
                 self.text += self._stop.push(self._stream.push(token))
-                if self._stop.found:
+                if self.constraint is not None:
+                    self.constraint.advance(token)
+                if self._stop.found or (self.constraint is not None and self.constraint.is_complete):
                     self._finish("stop")
                 elif len(self.prompt) + len(self.output) >= self.token_limit:
                     self._finish("length")
@@ -91,7 +110,9 @@ class Sequence:
     def completion(self) -> Completion:
         """The answer, once it is finished."""
         assert self.finish_reason is not None
-        return Completion(self.text, self.output, len(self.prompt), self.finish_reason, self.stats, self.trees)
+        return Completion(
+            self.text, self.output, len(self.prompt), self.finish_reason, self.stats, self.trees, self.logprobs
+        )
 
 
 class StopStrings:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ddtree.engine.sampling_params import SamplingParams
+from ddtree.engine.speculation import MAX_BUDGET
 from ddtree.kernels.choose import SamplingTensors
 from ddtree.kernels.noise import seed_key
 from ddtree.kernels.paged import TRASH_PAGE
@@ -22,6 +23,13 @@ class SamplingFlags:
     any_sampled: bool = False
     any_filtered: bool = False
     any_penalised: bool = False
+    any_biased: bool = False
+    any_logprobs: bool = False
+
+    @property
+    def any_chosen_otherwise(self) -> bool:
+        """Whether some sequence chooses otherwise than by the plain argmax."""
+        return self.any_sampled or self.any_penalised or self.any_biased
 
     @classmethod
     def of(cls, params: Iterable[SamplingParams]) -> "SamplingFlags":
@@ -30,6 +38,8 @@ class SamplingFlags:
             any_sampled=any(p.temperature > 0 for p in all_params),
             any_filtered=any(p.temperature > 0 and p.filters for p in all_params),
             any_penalised=any(p.penalises for p in all_params),
+            any_biased=any(p.logit_bias for p in all_params),
+            any_logprobs=any(p.logprobs is not None for p in all_params),
         )
 
 
@@ -44,6 +54,7 @@ class Batch:
         roots: int64 ``[batch]``, the token at position ``committed``.
         prompt_tokens: int64 ``[batch]``.
         sampling: how each sequence chooses; None where all take the argmax.
+        tells_logprobs: the host wants log-probabilities along with the tokens.
         context_bound: no sequence has committed more than this (known to the host).
     """
 
@@ -53,6 +64,7 @@ class Batch:
     roots: torch.Tensor
     prompt_tokens: torch.Tensor
     sampling: SamplingTensors | None
+    tells_logprobs: bool
     context_bound: int
 
 
@@ -90,6 +102,7 @@ class DeviceState:
         def per_slot(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.zeros(slots, *shape, dtype=dtype, device=device)
 
+        self._row_numbers = torch.arange(max(table_pages * page_tokens, MAX_BUDGET + 1), device=device)
         self.block_table = per_slot(torch.int64, table_pages)
         self.committed = per_slot(torch.int64)
         self.roots = per_slot(torch.int64)
@@ -99,6 +112,7 @@ class DeviceState:
         self.top_k, self.seed_keys = per_slot(torch.int64), per_slot(torch.int32)
         self._output_counts: torch.Tensor | None = None
         self._in_prompt: torch.Tensor | None = None
+        self._logit_bias: torch.Tensor | None = None
         self.drafter_cache: torch.Tensor | None = None
         if drafter is not None:
             n_taps = len(drafter.config.tap_layers)
@@ -140,6 +154,19 @@ class DeviceState:
             self._output_counts[slot] = 0
             self._in_prompt[slot] = False
             self._in_prompt[slot, self.on_device(prompt)] = True
+        if params.logit_bias and self._logit_bias is None:
+            shape = (self.committed.shape[0], self.vocab_size)
+            self._logit_bias = torch.zeros(shape, device=self.committed.device)
+        if self._logit_bias is not None:
+            self._logit_bias[slot] = 0
+            if params.logit_bias:
+                values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
+                places = self.on_device(list(params.logit_bias))
+                self._logit_bias[slot, places] = values.to(self.committed.device, non_blocking=True)
+
+    def row_numbers(self, batch: int, rows: int) -> torch.Tensor:
+        """int64 ``[batch, rows]``: 0, 1, 2 ... in every row, as a view of one tensor."""
+        return self._row_numbers[:rows].expand(batch, -1)
 
     @property
     def spare_slot(self) -> int:
@@ -160,7 +187,8 @@ class DeviceState:
             committed=self.committed[slots],
             roots=self.roots[slots],
             prompt_tokens=self.prompt_tokens[slots],
-            sampling=self._sampling(slots, flags) if flags != SamplingFlags() else None,
+            sampling=self._sampling(slots, flags) if flags.any_chosen_otherwise else None,
+            tells_logprobs=flags.any_logprobs,
             context_bound=context_bound,
         )
 
@@ -179,6 +207,7 @@ class DeviceState:
             seed_keys=self.seed_keys[slots],
             output_counts=counts,
             in_prompt=in_prompt,
+            logit_bias=self._logit_bias[slots] if flags.any_biased and self._logit_bias is not None else None,
             any_sampled=flags.any_sampled,
             any_filtered=flags.any_filtered,
         )

@@ -22,6 +22,7 @@ class SamplingTensors:
             sequence has a penalty.
         in_prompt: bool ``[batch, vocab]``, tokens of the prompt; None unless some sequence has a penalty.
         any_sampled, any_filtered: whether some sequence samples, and does so with top-k, top-p or min-p.
+        logit_bias: float32 ``[batch, vocab]``, added to the logits; None unless some sequence has one.
     """
 
     temperature: torch.Tensor
@@ -36,10 +37,15 @@ class SamplingTensors:
     in_prompt: torch.Tensor | None
     any_sampled: bool
     any_filtered: bool
+    logit_bias: torch.Tensor | None = None
 
 
 def choose(
-    logits: torch.Tensor, sampling: SamplingTensors | None, tree: TreeTensors, committed: torch.Tensor
+    logits: torch.Tensor,
+    sampling: SamplingTensors | None,
+    tree: TreeTensors,
+    committed: torch.Tensor,
+    allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The token that follows each row, exactly as plain decoding would choose it there.
 
@@ -51,15 +57,20 @@ def choose(
         sampling: None where all sequences take the plain argmax.
         tree: the verified trees.
         committed: int64 ``[batch]``, position of the roots.
+        allowed: bool ``[batch, rows, vocab]``, the tokens to choose from, of which each row has some; None for all.
 
     Returns:
         int64 ``[batch, rows]``. Equal scores go to the lower token id.
     """
     if sampling is None:
-        return logits.argmax(-1)
+        return (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).argmax(-1)
     logits = logits.float()
+    if sampling.logit_bias is not None:
+        logits = logits + sampling.logit_bias[:, None]
     if sampling.output_counts is not None and sampling.in_prompt is not None:
         logits = _penalise(logits, sampling, tree)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
     greedy = logits.argmax(-1)
     if not sampling.any_sampled:
         return greedy

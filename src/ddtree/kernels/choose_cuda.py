@@ -1,6 +1,6 @@
 """The target's choice after each row: one pass over the logits, noise drawn on the way.
 
-Filters and penalties are the twin's."""
+Bias, filters and penalties are the twin's."""
 
 import torch
 
@@ -14,11 +14,19 @@ _BLOCKS = 528  # to aim at: four for each multiprocessor of an H100 or H200
 
 
 def choose(
-    logits: torch.Tensor, sampling: SamplingTensors | None, tree: TreeTensors, committed: torch.Tensor
+    logits: torch.Tensor,
+    sampling: SamplingTensors | None,
+    tree: TreeTensors,
+    committed: torch.Tensor,
+    allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `ddtree.kernels.choose.choose`; logits may also be bfloat16 where there are neither penalties nor filters."""
+    """See `ddtree.kernels.choose.choose`; bfloat16 logits stay so where there is neither bias, penalty nor filter."""
+    if sampling is not None and sampling.logit_bias is not None:
+        logits = logits.float() + sampling.logit_bias[:, None]
     if sampling is not None and sampling.output_counts is not None:
         logits = twin._penalise(logits.float(), sampling, tree)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
     filtered = sampling is not None and sampling.any_sampled and sampling.any_filtered
     if sampling is not None and filtered:
         temperature = sampling.temperature[:, None, None]

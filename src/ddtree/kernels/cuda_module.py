@@ -20,6 +20,26 @@ from ddtree.errors import UserError
 Argument = torch.Tensor | int | float | None
 _SOURCES = Path(__file__).parent / "cuda"
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CLUSTER_WIDTH = 11  # CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
+_WIDE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """`CUlaunchAttribute`: which one, and a union of 64 bytes from byte 8 on, here an int."""
+
+    _fields_ = (
+        ("id", ctypes.c_int32), ("padding", ctypes.c_int32), ("value", ctypes.c_int32), ("rest", ctypes.c_char * 60),
+    )  # fmt: skip
+
+
+class _LaunchConfig(ctypes.Structure):
+    """`CUlaunchConfig`."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared_bytes", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_LaunchAttribute)), ("count", ctypes.c_uint32),
+    )  # fmt: skip
 
 
 class CudaError(UserError):
@@ -117,11 +137,23 @@ class CudaModule:
         self._module = ctypes.c_void_p()
         _check(_driver().cuModuleLoadData(ctypes.byref(self._module), image), f"loading {source_name}")
         self._functions: dict[str, tuple[ctypes.c_void_p, int]] = {}
+        self._may_start_early = capability >= (9, 0)
 
     def launch(
-        self, kernel: str, grid: tuple[int, int, int], threads: int, shared_bytes: int, *arguments: Argument
+        self,
+        kernel: str,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        *arguments: Argument,
+        early: bool = False,
     ) -> None:
-        """Launch on torch's current stream. Tensors and None pass as pointers, int as int32, float as float32."""
+        """Launch on torch's current stream. Tensors and None pass as pointers, int as int32, float as float32.
+
+        Args:
+            early: the kernel may start while the one before it still runs (programmatic dependent launch); it must
+                execute ``griddepcontrol.wait`` before it reads what earlier kernels wrote and before it writes.
+        """
         function, allowed = self._functions.get(kernel, (None, 48 * 1024))
         if function is None:
             function = ctypes.c_void_p()
@@ -129,6 +161,10 @@ class CudaModule:
                 _driver().cuModuleGetFunction(ctypes.byref(function), self._module, kernel.encode()),
                 f"finding {kernel}",
             )
+            width = ctypes.c_int32(0)
+            _driver().cuFuncGetAttribute(ctypes.byref(width), _CLUSTER_WIDTH, function)
+            if width.value > 8:  # more than every device of its kind is sure to have
+                _check(_driver().cuFuncSetAttribute(function, _WIDE_CLUSTERS, 1), f"preparing {kernel}")
         if shared_bytes > allowed:
             _check(_driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared_bytes), f"preparing {kernel}")
             allowed = shared_bytes
@@ -136,7 +172,12 @@ class CudaModule:
         values = [_c_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        code = _driver().cuLaunchKernel(function, *grid, threads, 1, 1, shared_bytes, stream, pointers, None)
+        if early and self._may_start_early:
+            attribute = _LaunchAttribute(_PROGRAMMATIC_SERIALIZATION, 0, 1)
+            config = _LaunchConfig(grid, (threads, 1, 1), shared_bytes, stream, ctypes.pointer(attribute), 1)
+            code = _driver().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None)
+        else:
+            code = _driver().cuLaunchKernel(function, *grid, threads, 1, 1, shared_bytes, stream, pointers, None)
         _check(code, f"launching {kernel}")
 
 

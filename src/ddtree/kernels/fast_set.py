@@ -35,7 +35,11 @@ FAST = KernelSet(
     add_rms_norm=_lazy("norm_triton", "add_rms_norm"),
     rotate_and_write=_lazy("rotary_triton", "rotate_and_write"),
     silu_mul=_lazy("activation_triton", "silu_mul"),
-    tree_attention=_lazy("tree_attention_triton", "TreeAttention"),
+    attend_input=_lazy("layer_products_cuda", "attend_input"),
+    feed_forward_input=_lazy("layer_products_cuda", "feed_forward_input"),
+    add_linear=_lazy("layer_products_cuda", "add_linear"),
+    write_context=_lazy("rotary_triton", "write_context"),
+    tree_attention=_lazy("tree_attention_cuda", "TreeAttention"),
     top_log_probs=_lazy("top_log_probs_cuda", "top_log_probs"),
     build_tree=_lazy("tree_build_cuda", "build_tree"),
     choose=_lazy("choose_cuda", "choose"),
@@ -44,6 +48,7 @@ FAST = KernelSet(
     place_rows=_lazy("placement_cuda", "place_rows"),
     advance=_lazy("advance_cuda", "advance"),
     keep_taps=_lazy("advance_cuda", "keep_taps"),
+    forecast=_lazy("forecast_cuda", "forecast"),
 )
 
 

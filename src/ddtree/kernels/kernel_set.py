@@ -9,10 +9,12 @@ import torch
 from ddtree.kernels.activation import silu_mul
 from ddtree.kernels.advance import Moves, advance, keep_taps
 from ddtree.kernels.choose import choose
+from ddtree.kernels.forecast import forecast
+from ddtree.kernels.layer_products import add_linear, attend_input, feed_forward_input
 from ddtree.kernels.norm import add_rms_norm, rms_norm
 from ddtree.kernels.paged import move_rows
 from ddtree.kernels.placement import Placement, place_rows
-from ddtree.kernels.rotary import rotate_and_write
+from ddtree.kernels.rotary import rotate_and_write, write_context
 from ddtree.kernels.top_log_probs import top_log_probs
 from ddtree.kernels.tree_attention import TreeAttention
 from ddtree.kernels.tree_build import build_tree
@@ -28,6 +30,10 @@ class KernelSet:
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     rotate_and_write: Callable[..., torch.Tensor]
     silu_mul: Callable[..., torch.Tensor]
+    attend_input: Callable[..., torch.Tensor]
+    feed_forward_input: Callable[..., torch.Tensor]
+    add_linear: Callable[..., None]
+    write_context: Callable[..., None]
     tree_attention: Callable[..., Any]
     top_log_probs: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     build_tree: Callable[..., Any]
@@ -37,6 +43,7 @@ class KernelSet:
     place_rows: Callable[..., Placement]
     advance: Callable[..., Moves]
     keep_taps: Callable[..., None]
+    forecast: Callable[..., torch.Tensor]
 
 
 TWINS = KernelSet(
@@ -45,6 +52,10 @@ TWINS = KernelSet(
     add_rms_norm=add_rms_norm,
     rotate_and_write=rotate_and_write,
     silu_mul=silu_mul,
+    attend_input=attend_input,
+    feed_forward_input=feed_forward_input,
+    add_linear=add_linear,
+    write_context=write_context,
     tree_attention=TreeAttention,
     top_log_probs=top_log_probs,
     build_tree=build_tree,
@@ -54,4 +65,5 @@ TWINS = KernelSet(
     place_rows=place_rows,
     advance=advance,
     keep_taps=keep_taps,
+    forecast=forecast,
 )

@@ -1,4 +1,4 @@
-"""From a fused q/k/v product to rotated queries and written cache slots (slow twin)."""
+"""From products to rotated queries and written cache slots (slow twins)."""
 
 import torch
 
@@ -32,7 +32,7 @@ def rotate_and_write(
 
     Args:
         qkv: ``[batch, rows, (heads + 2 * kv_heads) * head_dim]``, queries first; without queries (``heads`` = 0) only
-            keys and values are written, as when target taps are injected into the drafter.
+            keys and values are written.
         q_norm, k_norm: ``[head_dim]`` weights, or None where heads are not normed.
         cos, sin: float32 ``[batch, rows, head_dim / 2]``.
         cache: one layer, ``[2, slots, kv_heads, head_dim]``.
@@ -51,3 +51,25 @@ def rotate_and_write(
     cache[0, slots] = rotate(key, cos, sin)
     cache[1, slots] = value
     return rotate(query, cos, sin) if query.shape[2] else query
+
+
+def write_context(
+    keys_values: torch.Tensor,
+    k_norms: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Write the keys and values of all layers, as when target taps are injected into the drafter.
+
+    Args:
+        keys_values: ``[batch, rows, layers * 2 * kv_heads * head_dim]``, layer after layer, keys first.
+        k_norms: ``[layers, head_dim]`` weights, or None where heads are not normed.
+        cache: ``[layers, 2, slots, kv_heads, head_dim]``.
+        cos, sin, slots: as in `rotate_and_write`.
+    """
+    for i, layer in enumerate(keys_values.chunk(cache.shape[0], dim=-1)):
+        k_norm = None if k_norms is None else k_norms[i]
+        rotate_and_write(layer, cache.shape[-1], None, k_norm, eps, cos, sin, cache[i], slots)

@@ -22,6 +22,7 @@ class Drafter:
     Attributes:
         fuse: ``[hidden, n_taps * hidden]``, the checkpoint's `fc`.
         context_kv: the key and value rows of all layers below each other, so that injection is one matrix product.
+        context_k_norms: ``[layers, head_dim]``, or None where heads are not normed.
     """
 
     config: DrafterConfig
@@ -31,6 +32,7 @@ class Drafter:
     layers: tuple[LayerWeights, ...]
     context_kv: torch.Tensor
     context_kv_bias: torch.Tensor | None
+    context_k_norms: torch.Tensor | None
     final_norm: torch.Tensor
     rope: RotaryEmbedding
     kernels: KernelSet = TWINS
@@ -43,14 +45,12 @@ class Drafter:
             placement: the tokens' slots and angles; a slot of the trash page drops a row.
             cache: ``[layers, 2, slots, kv_heads, head_dim]``.
         """
-        shape = self.config.layer
-        context = self.kernels.rms_norm(linear(taps, self.fuse), self.fuse_norm, shape.norm_eps)
-        keys_values = linear(context, self.context_kv, self.context_kv_bias).chunk(len(self.layers), dim=-1)
-        for layer, kv, layer_cache in zip(self.layers, keys_values, cache, strict=True):
-            self.kernels.rotate_and_write(
-                kv.contiguous(), shape.head_dim, layer.q_norm, layer.k_norm, shape.norm_eps,
-                placement.cos, placement.sin, layer_cache, placement.slots,
-            )  # fmt: skip
+        eps = self.config.layer.norm_eps
+        context = self.kernels.rms_norm(linear(taps, self.fuse), self.fuse_norm, eps)
+        self.kernels.write_context(
+            linear(context, self.context_kv, self.context_kv_bias), self.context_k_norms, eps,
+            placement.cos, placement.sin, cache, placement.slots,
+        )  # fmt: skip
 
     def draft(self, roots: torch.Tensor, run: Pass, cache: torch.Tensor) -> torch.Tensor:
         """Propose what follows the roots.
@@ -108,6 +108,7 @@ def assemble_drafter(
 ) -> Drafter:
     """A drafter from its weights; see `Drafter`."""
     q_rows = config.layer.n_heads * config.layer.head_dim
+    k_norms = [layer.k_norm for layer in layers if layer.k_norm is not None]
     biases = [layer.qkv_bias[q_rows:] for layer in layers if layer.qkv_bias is not None]
     return Drafter(
         config=config,
@@ -117,6 +118,7 @@ def assemble_drafter(
         layers=layers,
         context_kv=torch.cat([layer.qkv[q_rows:] for layer in layers]),
         context_kv_bias=torch.cat(biases) if biases else None,
+        context_k_norms=torch.stack(k_norms) if k_norms else None,
         final_norm=final_norm,
         rope=RotaryEmbedding(config.rope, target.device),
         kernels=kernels,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear
 
 from ddtree.kernels.kernel_set import KernelSet
 from ddtree.kernels.placement import Placement
@@ -73,7 +72,7 @@ def load_layer(weights: Weights, prefix: str, shape: LayerShape) -> LayerWeights
 
 
 def run_layers(
-    residual: torch.Tensor,
+    stream: torch.Tensor,
     layers: Sequence[LayerWeights],
     final_norm: torch.Tensor,
     shape: LayerShape,
@@ -82,33 +81,32 @@ def run_layers(
     sliding_windows: Sequence[int | None],
     kernels: KernelSet,
     tap_layers: Sequence[int] = (),
-) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Run all layers and the final norm.
 
     Args:
-        residual: ``[batch, rows, hidden]``, the embedded rows.
+        stream: ``[batch, rows, hidden]``, the embedded rows, which become the residual stream: overwritten.
         cache: ``[layers, 2, slots, kv_heads, head_dim]``; the rows' keys and values are written to it.
         tap_layers: layers whose output is kept.
 
     Returns:
-        normed rows ``[batch, rows, hidden]``, and the outputs of the tapped layers by their numbers.
+        normed rows ``[batch, rows, hidden]``, and the outputs of the tapped layers ``[batch, rows, n_taps * hidden]``
+        side by side.
     """
-    taps: dict[int, torch.Tensor] = {}
-    normed = kernels.rms_norm(residual, layers[0].input_norm, shape.norm_eps)
-    next_norms = [*(layer.input_norm for layer in layers[1:]), final_norm]
-    for i, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-        query = kernels.rotate_and_write(
-            linear(normed, layer.qkv, layer.qkv_bias),
-            shape.head_dim, layer.q_norm, layer.k_norm, shape.norm_eps,
-            run.placement.cos, run.placement.sin, cache[i], run.placement.slots,
+    batch, rows, hidden = stream.shape
+    taps = stream.new_empty(batch, rows, len(tap_layers), hidden)
+    place = run.placement
+    for i, layer in enumerate(layers):
+        query = kernels.attend_input(
+            stream, layer.input_norm, shape.norm_eps, layer.qkv, layer.qkv_bias, shape.head_dim,
+            layer.q_norm, layer.k_norm, place.cos, place.sin, cache[i], place.slots,
         )  # fmt: skip
         attended = run.attention(query, cache[i, 0], cache[i, 1], sliding_windows[i])
-        delta = linear(attended, layer.output, layer.output_bias)
-        normed, residual = kernels.add_rms_norm(delta, residual, layer.post_norm, shape.norm_eps)
-        gated = kernels.silu_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
-        delta = linear(gated, layer.down, layer.down_bias)
-        # A layer's output is first complete in the next norm's sum, which is where it is tapped.
-        normed, residual = kernels.add_rms_norm(delta, residual, next_norm, shape.norm_eps)
-        if i in tap_layers:
-            taps[i] = residual
-    return normed, taps
+        kernels.add_linear(stream, attended, layer.output, layer.output_bias)
+        gated = kernels.feed_forward_input(stream, layer.post_norm, shape.norm_eps, layer.gate_up, layer.gate_up_bias)
+        tap = taps[:, :, tap_layers.index(i)] if i in tap_layers else None
+        kernels.add_linear(stream, gated, layer.down, layer.down_bias, tap)
+    for j, tapped in enumerate(tap_layers):
+        if (first := tap_layers.index(tapped)) != j:  # a drafter may read a layer twice
+            taps[:, :, j] = taps[:, :, first]
+    return kernels.rms_norm(stream, final_norm, shape.norm_eps), taps.flatten(2)

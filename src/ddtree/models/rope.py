@@ -6,6 +6,7 @@ the text (`dynamic`, `longrope`) are a function of a token's own position and of
 token a step, so that a node deep in a draft tree is rotated exactly as the same token would be without a tree.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -137,11 +138,11 @@ class RotaryEmbedding:
         """Factor on cosines and sines."""
         return self._scale
 
-    def frequencies(self, positions: torch.Tensor, prompt_tokens: torch.Tensor) -> torch.Tensor:
+    def frequencies(self, positions: Callable[[], torch.Tensor], prompt_tokens: torch.Tensor) -> torch.Tensor:
         """Angle per position step.
 
         Args:
-            positions: int64 ``[batch, rows]``.
+            positions: gives int64 ``[batch, rows]``; only called for the length-dependent types.
             prompt_tokens: int64 ``[batch]``, length of each sequence's prompt; only length-dependent types read it.
 
         Returns:
@@ -149,7 +150,7 @@ class RotaryEmbedding:
         """
         if self.settings.rope_type not in LENGTH_DEPENDENT:
             return self._inv_freq
-        lengths = torch.maximum(positions + 1, prompt_tokens[:, None])[..., None]
+        lengths = torch.maximum(positions() + 1, prompt_tokens[:, None])[..., None]
         if self.settings.rope_type == "dynamic":
             return self._frequencies(lengths)[0]
         return torch.where(lengths > self.settings.original_max_positions, self._long_inv_freq, self._inv_freq)

@@ -64,7 +64,7 @@ class Target:
             self.embed(tokens), self.layers, self.final_norm, self.config.layer, run, cache,
             self.config.sliding_windows, self.kernels, tap_layers,
         )  # fmt: skip
-        return Hidden(last, torch.cat([taps[i] for i in tap_layers], dim=-1) if tap_layers else None)
+        return Hidden(last, taps if tap_layers else None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[..., hidden]`` to logits ``[..., vocab]`` in the model's type."""

@@ -95,7 +95,7 @@ class AnswerResponse(Response):
         async for index, delta in self._deltas(answer):
             if delta.completion is not None:
                 done[index] = delta.completion
-            elif not delta.text:
+            elif not delta.text and not delta.logprobs:
                 continue  # nothing to show yet: half a character, or what may become a stop string
             chunk = dress.body([dress.piece(index, delta)], is_chunk=True) | with_usage
             if len(done) == n and not self._plan.include_usage:

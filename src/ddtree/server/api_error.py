@@ -35,7 +35,7 @@ class ApiError(HTTPException):
             headers["WWW-Authenticate"] = "Bearer"
         super().__init__(status, message, headers)
         self.message = message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + " ..."
-        self.param, self.code = param, code
+        self.param, self.code = param and param[:_LONGEST_MESSAGE], code
 
     def body(self) -> dict[str, Any]:
         """The JSON that the client gets."""

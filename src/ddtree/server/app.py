@@ -8,12 +8,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 import ddtree
 from ddtree.engine import Engine
 from ddtree.engine.engine import Progress
 from ddtree.errors import UserError
+from ddtree.models.tokenizer import Tokenizer
 from ddtree.server.answer_format import ChatFormat, CompletionFormat
 from ddtree.server.answer_response import AnswerResponse
 from ddtree.server.api_error import ApiError
@@ -64,11 +66,15 @@ def create_app(
     _add_generation(app, service)
     _add_tokens(app, service)
     _add_facts(app, service, requested)
+    _describe_bodies(app)
     paths |= {str(getattr(route, "path", "")) for route in app.routes}
     return app
 
 
 def _add_generation(app: FastAPI, service: Callable[[], Service]) -> None:
+    def dress() -> tuple[str, Tokenizer]:
+        return service().settings.model_name, service().open_engine().tokenizer
+
     @app.get("/v1/models")
     async def models() -> JSONResponse:
         """The one model there is."""
@@ -83,14 +89,16 @@ def _add_generation(app: FastAPI, service: Callable[[], Service]) -> None:
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        plan = await plan_chat(service(), await read_body(request, ChatRequest))
-        return AnswerResponse(service(), plan, ChatFormat(service().settings.model_name))
+        body = await read_body(request, ChatRequest)
+        plan = await plan_chat(service(), body)
+        return AnswerResponse(service(), plan, ChatFormat(*dress(), tells_logprobs=bool(body.logprobs)))
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue bare text or tokens."""
-        plan = await plan_completion(service(), await read_body(request, CompletionRequest))
-        return AnswerResponse(service(), plan, CompletionFormat(service().settings.model_name))
+        body = await read_body(request, CompletionRequest)
+        plan = await plan_completion(service(), body)
+        return AnswerResponse(service(), plan, CompletionFormat(*dress(), tells_logprobs=body.logprobs is not None))
 
 
 def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
@@ -173,7 +181,24 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
+_REFERENCE = "#/components/schemas/{model}"
+
+
 def _takes(model: type[BaseModel]) -> dict[str, Any]:
     """The body in the OpenAPI document; routes read it themselves, to refuse in OpenAI's words."""
-    schema = model.model_json_schema()
+    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Add what `_takes` refers to."""
+    models: list[type[BaseModel]] = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
+    _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = describe()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

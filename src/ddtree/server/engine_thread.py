@@ -173,8 +173,10 @@ class EngineThread:
         metrics.completion_tokens.inc(len(sequence.output) - seat.tokens)
         if not seat.tokens:
             metrics.first_token_s.observe(time.perf_counter() - job.ordered)
-        for length, round_ms in zip(accepted_lengths, sequence.stats.round_ms[seat.rounds :], strict=True):
-            metrics.rounds.labels(sequence.shape.mode, sequence.shape.budget).inc()
+        stats = sequence.stats
+        rounds = zip(accepted_lengths, stats.round_ms[seat.rounds :], stats.round_budgets[seat.rounds :], strict=True)
+        for length, round_ms, budget in rounds:
+            metrics.rounds.labels(sequence.shape.mode if budget else "ar", budget).inc()
             metrics.accepted_length.observe(length)
             metrics.round_s.observe(round_ms / 1e3)
             for _ in range(length):
@@ -185,7 +187,8 @@ class EngineThread:
     def _write(self, job: Job, seat: Seat) -> None:
         sequence = seat.sequence
         done = sequence.completion() if sequence.finish_reason else None
-        delta = Delta(sequence.text[seat.text :], sequence.output[seat.tokens :], done)
+        new = slice(seat.tokens, None)
+        delta = Delta(sequence.text[seat.text :], sequence.output[new], sequence.logprobs[new], done)
         self._news.append(partial(job.write, delta))
         if done:
             del self._seats[job]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from ddtree.engine import Completion, SamplingParams, Speculation
+from ddtree.engine import Completion, SamplingParams, Speculation, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Delta:
 
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprob]
     completion: Completion | None = None
 
 
@@ -39,6 +40,7 @@ class Job:
     ordered: float = field(default_factory=time.perf_counter)
     _text: str = ""
     _token_ids: list[int] = field(default_factory=list)
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
     _completion: Completion | None = None
     _error: Exception | None = None
 
@@ -56,6 +58,7 @@ class Job:
         """More of the answer."""
         self._text += delta.text
         self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs
         self._completion = delta.completion
         self.wake.set()
 
@@ -79,6 +82,6 @@ class Job:
         self.take_error()
         if not self._token_ids and self._completion is None:
             return None
-        delta = Delta(self._text, self._token_ids, self._completion)
-        self._text, self._token_ids = "", []
+        delta = Delta(self._text, self._token_ids, self._logprobs, self._completion)
+        self._text, self._token_ids, self._logprobs = "", [], []
         return delta

@@ -48,8 +48,11 @@ async def plan_chat(service: Service, request: ChatRequest) -> Plan:
     limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
     if len(set(limits)) > 1:
         raise ApiError(400, "max_tokens and max_completion_tokens contradict each other", param="max_completion_tokens")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs: only with logprobs true", param="top_logprobs", code="invalid_value")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
     prompt = await chat_tokens(engine, request.messages, request.chat_template_kwargs)
-    return _plan(engine, request, [prompt], limits[0] if limits else engine.state.max_model_len)
+    return _plan(engine, request, [prompt], limits[0] if limits else engine.state.max_model_len, logprobs)
 
 
 async def plan_completion(service: Service, request: CompletionRequest) -> Plan:
@@ -58,7 +61,7 @@ async def plan_completion(service: Service, request: CompletionRequest) -> Plan:
     check_model(service, request.model)
     prompts = [await text_tokens(engine, p) if isinstance(p, str) else p for p in request.prompt]
     limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    return _plan(engine, request, prompts, limit)
+    return _plan(engine, request, prompts, limit, request.logprobs)
 
 
 async def chat_tokens(engine: Engine, messages: list[Message], template_kwargs: dict[str, Any] | None) -> list[int]:
@@ -99,7 +102,9 @@ def check_model(service: Service, name: str | None) -> None:
         )
 
 
-def _plan(engine: Engine, request: GenerationRequest, prompts: list[list[int]], max_tokens: int) -> Plan:
+def _plan(
+    engine: Engine, request: GenerationRequest, prompts: list[list[int]], max_tokens: int, logprobs: int | None
+) -> Plan:
     n = request.n or 1
     if n * len(prompts) > MAX_CHOICES:
         raise ApiError(400, f"n: {n * len(prompts)} answers, the limit is {MAX_CHOICES}", param="n")
@@ -108,7 +113,7 @@ def _plan(engine: Engine, request: GenerationRequest, prompts: list[list[int]], 
     try:
         speculation = _speculation(engine, request.ddtree)
         works = [
-            Work(prompt, _sampling(request, max_tokens, choice), speculation)
+            Work(prompt, _sampling(request, max_tokens, choice, logprobs), speculation)
             for prompt in prompts
             for choice in range(n)
         ]
@@ -120,7 +125,7 @@ def _plan(engine: Engine, request: GenerationRequest, prompts: list[list[int]], 
     )
 
 
-def _sampling(request: GenerationRequest, max_tokens: int, choice: int) -> SamplingParams:
+def _sampling(request: GenerationRequest, max_tokens: int, choice: int, logprobs: int | None) -> SamplingParams:
     """The sampling of one choice; those after the first draw with the seeds that follow."""
     seed = request.seed
     params = SamplingParams(
@@ -136,8 +141,18 @@ def _sampling(request: GenerationRequest, max_tokens: int, choice: int) -> Sampl
         stop=tuple(request.stop or ()),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
+        logit_bias=_bias(request.logit_bias or {}),
+        logprobs=logprobs,
     )
     return replace(params, seed=(seed + choice) % (MAX_SEED + 1)) if seed is not None and choice else params
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    """JSON has only strings for names; here they are token ids."""
+    for name in given:
+        if not (name.isascii() and name.isdecimal() and len(name) < 10):
+            raise ApiError(400, f"logit_bias: {name[:100]!r} is no token id", param="logit_bias", code="invalid_value")
+    return {int(name): bias for name, bias in given.items()}
 
 
 def _or(value: Result | None, default: Result) -> Result:

@@ -19,7 +19,8 @@ def usage(prompt_tokens: int, completions: Sequence[Completion]) -> dict[str, An
 def ddtree_stats(completions: Sequence[Completion]) -> dict[str, Any]:
     """How the answers were drafted; all of a request's answers are drafted alike.
 
-    ``accepted_lengths`` has the rounds of all answers one after the other, ``rounds_by_choice`` says where to cut it.
+    ``accepted_lengths`` and ``round_budgets`` have the rounds of all answers one after the other, ``rounds_by_choice``
+    says where to cut them.
     """
     stats = [completion.stats for completion in completions]
     lengths = [length for each in stats for length in each.accepted_lengths]
@@ -30,6 +31,7 @@ def ddtree_stats(completions: Sequence[Completion]) -> dict[str, Any]:
         "rounds": len(lengths),
         "rounds_by_choice": [each.rounds for each in stats],
         "accepted_lengths": lengths,
+        "round_budgets": [budget for each in stats for budget in each.round_budgets],
         "ttft_ms": round(min(each.ttft_ms for each in stats), 3),
         "decode_tok_s": round(sum(each.decode_tok_s for each in stats), 2),
         "notes": list(dict.fromkeys(note for each in stats for note in each.notes)),

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from ddtree.engine.logprobs import MAX_LOGPROBS
 from ddtree.engine.speculation import Mode
 
 MAX_CHOICES = 64
 MAX_STOPS = 16
-MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
 
 
@@ -26,6 +26,19 @@ StopStrings = Annotated[
     Field(max_length=MAX_STOPS),
     BeforeValidator(_one_or_many),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+def _budget(value: Any) -> Any:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise ValueError("give a whole number, or auto")
+
+
+Budget = Annotated[
+    Any,
+    BeforeValidator(_budget),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 1024}, {"const": "auto"}]}),
 ]
 
 
@@ -45,7 +58,7 @@ class DdtreeOptions(Body):
     """Our extension: how this request is drafted. None of it changes the text."""
 
     mode: Mode | None = None
-    budget: int | None = None
+    budget: Budget | None = None
     top_k_cap: int | None = None
 
 
@@ -66,6 +79,7 @@ class GenerationRequest(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ddtree: DdtreeOptions | None = None
@@ -84,6 +98,7 @@ def _joined(value: Any) -> Any:
 
 Content = Annotated[
     list[TextPart],
+    Field(fail_fast=True),
     BeforeValidator(_joined),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
 ]
@@ -110,10 +125,11 @@ class PlainText(Body):
 class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    logprobs: Literal[False] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: PlainText | None = None
     tool_choice: Literal["none"] | None = None
     parallel_tool_calls: bool | None = None
@@ -157,6 +173,7 @@ class CompletionRequest(GenerationRequest):
     """``POST /v1/completions``"""
 
     prompt: PromptField
+    logprobs: Annotated[int, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
@@ -167,7 +184,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     text: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -175,4 +192,4 @@ class DetokenizeRequest(Body):
     """``POST /detokenize``"""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]

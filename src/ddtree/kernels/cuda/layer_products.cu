@@ -1,10 +1,11 @@
 // The matrix products of a decoder layer for few rows, each with what stands before and after it, in one launch.
 //
-// Fixed at compile time: K (numbers a row), TILES (tiles of 8 weight rows that a block takes), ROW_TILES (tiles of 8
-// input rows that it takes), WARPS, and HEAD_DIM for attend_input.
+// Fixed at compile time: KERNEL, the one that is wanted (0 add_linear, 1 feed_forward_input, 2 attend_input); K
+// (numbers a row), TILES (tiles of 8 weight rows that a block takes), ROW_TILES (tiles of 8 input rows that it takes),
+// WARPS, and HEAD_DIM for attend_input.
 //
-// The warps of a block split K. Each holds its stretch of the weights in registers, read before the kernel waits for
-// the one before it (programmatic dependent launch), so that a chain of these kernels never waits for weights. Input
+// The warps of a block split K. Each copies its stretch of the weights into shared memory before the kernel waits for
+// the one before it (programmatic dependent launch), so that a chain of these kernels hardly waits for weights. Input
 // rows go from L2 into registers and are multiplied by mma.m16n8k16; the warps' sums meet in shared memory. In which
 // order a row's numbers are added depends on K and WARPS alone: a row's result is the same with any other rows.
 
@@ -13,10 +14,16 @@ typedef unsigned u32;
 typedef long long i64;
 
 #define THREADS (WARPS * 32)
+#ifndef HEAD_DIM
+#define HEAD_DIM COLUMNS
+#endif
 constexpr int PIECES = K / 32;                        // a piece is 32 numbers of a row, 8 for each lane of a quad
 constexpr int EACH = (PIECES + WARPS - 1) / WARPS;    // pieces of a warp
 constexpr int COLUMNS = 8 * TILES, ROWS = 8 * ROW_TILES;
 constexpr int SUMS = TILES * ROWS * 8;                // sums of one warp, as [tile][row][column % 8]
+constexpr int SQUARES_AT = WARPS * SUMS;              // in shared memory, in floats: sums of squares [warp][row],
+constexpr int NORM_AT = SQUARES_AT + WARPS * ROWS;    // weights of the norm, and
+constexpr int WEIGHTS_AT = NORM_AT + K / 2;           // those of the product, [warp][piece][tile][lane] by 16 bytes
 
 #ifdef __CUDACC__
 __device__ __forceinline__ void mma_bf16(float* sum, const u32* a, const u32* b) {
@@ -30,12 +37,15 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
-// Weights never change and are read once a pass.
-__device__ __forceinline__ uint4 load_weight(const uint4* from) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-    return v;
+// Copies 16 bytes into shared memory behind the program's back, zeros where there is nothing to read. (Loads into
+// registers are moved behind the wait by the compiler.)
+__device__ __forceinline__ void copy_16(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
+                 "r"(there ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 // What earlier kernels wrote is read past L1, which may hold what stood there before this kernel's wait.
 __device__ __forceinline__ uint4 load_fresh(const uint4* from) {
@@ -80,29 +90,35 @@ __device__ __forceinline__ void multiply(float* sums, const uint4* x, int rows, 
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     constexpr int LOADS = K / 8;  // 16 bytes each
     const uint4 zero = {0, 0, 0, 0};
-    uint4 w[EACH][TILES], factors[NORMED ? EACH : 1], in[EACH][ROW_TILES];
+    uint4* norm_kept = (uint4*)(sums + NORM_AT) + (warp * EACH * 4 + t);
+    uint4* kept = (uint4*)(sums + WEIGHTS_AT) + warp * EACH * TILES * 32 + threadIdx.x % 32;  // a lane reads its own
+    uint4 in[EACH][ROW_TILES];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int piece = warp * EACH + i;
         const bool inside = PIECES % WARPS == 0 || piece < PIECES;
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++)
-            w[i][tile] = inside ? load_weight(weight + (i64)weight_row(8 * tile + g) * LOADS + piece * 4 + t) : zero;
-        if (NORMED) factors[i] = inside ? load_weight(norm + piece * 4 + t) : zero;
+            copy_16(kept + (i * TILES + tile) * 32,
+                    weight + (i64)weight_row(8 * tile + g) * LOADS + (inside ? piece * 4 + t : 0), inside);
+        if (NORMED && g == 0 && inside) copy_16(norm_kept + i * 4, norm + piece * 4 + t, true);
     }
+    close_copies();
     wait_for_inputs();
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const int piece = warp * EACH + i;
-            const bool inside = (PIECES % WARPS == 0 || piece < PIECES) && 8 * r + g < rows;
-            in[i][r] = inside ? load_fresh(x + (8 * r + g) * LOADS + piece * 4 + t) : zero;
+            const int piece = warp * EACH + i, row = 8 * r + g;  // a row that is not there is one that is, unused
+            in[i][r] = zero;
+            if (PIECES % WARPS == 0 || piece < PIECES)
+                in[i][r] = load_fresh(x + (row < rows ? row : rows - 1) * LOADS + piece * 4 + t);
         }
     meanwhile();
+    await_copies<0>();
 
     if (NORMED) {
-        float* squares = sums + WARPS * SUMS;  // [warp][row]
+        float* squares = sums + SQUARES_AT;
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
             float sum = 0;
@@ -123,10 +139,12 @@ __device__ __forceinline__ void multiply(float* sums, const uint4* x, int rows, 
             const float factor = rsqrtf(sum / K + eps);
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
-                in[i][r].x = scaled(in[i][r].x, factor, factors[i].x);
-                in[i][r].y = scaled(in[i][r].y, factor, factors[i].y);
-                in[i][r].z = scaled(in[i][r].z, factor, factors[i].z);
-                in[i][r].w = scaled(in[i][r].w, factor, factors[i].w);
+                if (PIECES % WARPS && warp * EACH + i >= PIECES) continue;
+                const uint4 by = norm_kept[i * 4];
+                in[i][r].x = scaled(in[i][r].x, factor, by.x);
+                in[i][r].y = scaled(in[i][r].y, factor, by.y);
+                in[i][r].z = scaled(in[i][r].z, factor, by.z);
+                in[i][r].w = scaled(in[i][r].w, factor, by.w);
             }
         }
     }
@@ -142,7 +160,8 @@ __device__ __forceinline__ void multiply(float* sums, const uint4* x, int rows, 
             for (int i = 0; i < EACH; i++) {
                 const uint4 above = in[i][m], below = m + 1 < ROW_TILES ? in[i][m + 1 < ROW_TILES ? m + 1 : m] : zero;
                 const u32 a[8] = {above.x, below.x, above.y, below.y, above.z, below.z, above.w, below.w};
-                const u32 b[4] = {w[i][tile].x, w[i][tile].y, w[i][tile].z, w[i][tile].w};
+                const uint4 w = kept[(i * TILES + tile) * 32];
+                const u32 b[4] = {w.x, w.y, w.z, w.w};
                 mma_bf16(sum, a, b);
                 mma_bf16(sum, a + 4, b + 2);
             }
@@ -174,6 +193,7 @@ __device__ __forceinline__ u32 product(const float* sums, int row, int column, c
 extern "C" __global__ void __launch_bounds__(THREADS)
 add_linear(const uint4* x, const uint4* weight, const u16* bias, u16* stream, u16* tap, int rows, int columns,
            int tap_stride) {
+    if (KERNEL != 0) return;  // compiles to nothing
     extern __shared__ __align__(16) float sums[];
     const int first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
     const int row = threadIdx.x / (COLUMNS / 2), column = threadIdx.x % (COLUMNS / 2) * 2;
@@ -196,6 +216,7 @@ add_linear(const uint4* x, const uint4* weight, const u16* bias, u16* stream, u1
 extern "C" __global__ void __launch_bounds__(THREADS)
 feed_forward_input(const uint4* stream, const uint4* norm, const uint4* weight, const u16* bias, u16* gated, int rows,
                    int middle, float eps) {
+    if (KERNEL != 1) return;  // compiles to nothing
     extern __shared__ __align__(16) float sums[];
     constexpr int HALF = COLUMNS / 2;
     const int first_row = blockIdx.y * ROWS, first_column = blockIdx.x * HALF;
@@ -212,7 +233,6 @@ feed_forward_input(const uint4* stream, const uint4* norm, const uint4* weight, 
         pack_bf16(low(open) * low(up), high(open) * high(up));
 }
 
-#ifdef HEAD_DIM
 // Queries, keys and values of the normed stream; heads normed where there are weights for that (a block then has all
 // of a head), queries and keys rotated, keys and values written to their slots. Grid (heads * HEAD_DIM / COLUMNS,
 // rows / ROWS): a block's first half of columns is a stretch of a head's first half, its second what that turns with.
@@ -220,6 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 attend_input(const uint4* stream, const uint4* norm, const uint4* weight, const u16* bias, const u16* q_norm,
              const u16* k_norm, const u32* cos, const u32* sin, u16* cache, const u32* slots, u16* query, int rows,
              int heads, int kv_heads, int all_slots, float eps) {
+    if (KERNEL != 2) return;  // compiles to nothing
     extern __shared__ __align__(16) float sums[];
     constexpr int HALF = COLUMNS / 2, CHUNKS = HEAD_DIM / COLUMNS;
     const int first_row = blockIdx.y * ROWS, head = blockIdx.x / CHUNKS, first_d = blockIdx.x % CHUNKS * HALF;
@@ -264,4 +285,3 @@ attend_input(const uint4* stream, const uint4* norm, const uint4* weight, const 
     *(u32*)(to + d) = first;
     *(u32*)(to + d + HEAD_DIM / 2) = second;
 }
-#endif

@@ -6,7 +6,8 @@
 // HEAD_DIM / CLUSTER columns; after one cluster barrier every block puts its columns together and writes them.
 //
 // Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER (at most HEAD_DIM / 8), WARPS_K, WARPS_M, ROWS_16 (16-row tiles a warp
-// holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PARTS (threads that share one output pair).
+// holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PARTS (threads that share one output pair), EARLY
+// (1: what is committed, and where, is older than the kernel before, so that it may be read while that still runs).
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ u32 two_bf16(float low, float high) {
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
     u32 both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
@@ -71,6 +72,9 @@ __device__ __forceinline__ void meet_group(int group, int threads) {
 }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// A launch may begin while the kernel before it still runs (see CudaModule.launch); until then, nothing of that is here.
+__device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // Writes to the same place in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ void push(float2* place, int rank, float x, float y) {
     u32 there;
@@ -125,15 +129,6 @@ __device__ __forceinline__ u32 seen_keys(const u32* seen, const i64* depths, i64
     return bits | (first_bits(-at) & ~first_bits(oldest - at));
 }
 
-// Packs the bool matrix [batch * rows, rows] into bits, 32 columns a word: a warp makes a word.
-extern "C" __global__ void __launch_bounds__(256) pack_seen(const u8* sees, u32* seen, int total, int rows) {
-    const int words = (rows + 31) / 32, word = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (word >= total) return;
-    const int column = word % words * 32 + lane;
-    u32 bits = __ballot_sync(FULL, column < rows && sees[(i64)(word / words) * rows + min(column, rows - 1)] != 0);
-    if (lane == 0) seen[word] = bits;
-}
-
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)
     tree_attention(const bf16* query, const bf16* keys, const bf16* values, u32* out, const i64* block_table,
                    const int* committed, const i64* depths, const u32* seen, int rows, int kv_heads, int pages,
@@ -143,6 +138,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
     const int thread = threadIdx.x % GROUP_THREADS, group = rank * WARPS_K + warp_k;
     if (CLUSTER > 1) cluster_arrive();  // awaited before anything is pushed: the others must have started
+    if (!EARLY) wait_for_inputs();
 
     const int n_context = committed[2 * sequence];  // the low half of an int64
     const int end = n_context + rows;
@@ -178,7 +174,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #pragma unroll
     for (int i = 0; i < STAGES; i++) bases[i] = base_of(i);
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) start_step(i, bases[i]);
+    for (int i = 0; i < STAGES - 1; i++) {
+        // Committed keys are older than the kernel before this one; the rows' own keys and the queries are its work.
+        if (EARLY && first + (step_0 + i + 1) * KEYS > n_context) wait_for_inputs();
+        start_step(i, bases[i]);
+    }
+    if (EARLY) wait_for_inputs();
+    let_next_start();
     int next_base = bases[STAGES - 1];
 
     // The lane's rows of the tile: place, depth, and the query as left operands.
@@ -302,7 +304,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             for (int i = 0; i < ROWS_16; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    p[i][e] = two_bf16(s[i][2 * j + e / 2][e % 2 * 2], s[i][2 * j + e / 2][e % 2 * 2 + 1]);
+                    p[i][e] = pack_bf16(s[i][2 * j + e / 2][e % 2 * 2], s[i][2 * j + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
             for (int n = 0; n < PIECES / 2; n++) {
                 u32 b[4];
@@ -320,7 +322,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const int own_rows = min(TILE_ROWS, rows * GROUPS - tile * TILE_ROWS);  // of the tile, that exist
     auto store = [&](int packed, int column, float x, float y) {
         i64 place = ((first_row + packed / GROUPS) * kv_heads + head) * GROUPS + packed % GROUPS;
-        out[(place * HEAD_DIM + column) / 2] = two_bf16(x, y);
+        out[(place * HEAD_DIM + column) / 2] = pack_bf16(x, y);
     };
     float* parts = (float*)(shared + WARPS_K * STAGES * 2 * STEP_BYTES);
     float2* weights = (float2*)(parts + KEY_GROUPS * PART_STRIDE);

@@ -1,4 +1,4 @@
-"""What a tree promised: the drafter's probability of accepted nodes, by budget and depth."""
+"""What a tree promised: the drafter's probability of accepted nodes, by budget and depth (slow twin)."""
 
 import torch
 

@@ -1,0 +1,192 @@
+"""Attention of a round's rows over the paged cache and over each other, in CUDA C++ for tensor cores and clusters.
+
+Packed query rows (row by row, the heads that share a key head below one another) are cut into tiles; a cluster of
+blocks takes a tile, every block a stretch of the keys, and puts its parts together in its shared memory, so that one
+launch does it all and nothing of it passes through global memory.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ddtree.kernels.cuda_module import cuda_module
+
+_LOG2_E = 1.4426950408889634
+_NO_WINDOW = 1 << 30
+_SHARED_LIMIT = 220 * 1024
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one launch is cut; the names of the source's macros.
+
+    Attributes:
+        cluster: blocks that share a tile of rows.
+        warps_k: key groups of a block.
+        warps_m: warps side by side over a tile's rows.
+        rows_16: 16-row tiles a warp holds.
+        keys: keys a step.
+        stages: steps in flight, plus one.
+    """
+
+    cluster: int
+    warps_k: int
+    warps_m: int
+    rows_16: int
+    keys: int
+    stages: int
+
+    @property
+    def tile_rows(self) -> int:
+        """Packed rows of a tile."""
+        return 16 * self.rows_16 * self.warps_m
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps_m * self.warps_k
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory of a block: the steps in flight, and the parts that other groups push."""
+        groups = self.cluster * self.warps_k
+        parts = groups * (self.tile_rows * (head_dim // self.cluster) + 8) * 4 + groups * (self.tile_rows + 1) * 8
+        return self.warps_k * self.stages * 4 * self.keys * head_dim + (parts if groups > 1 else 0)
+
+    def parts(self, packed_rows: int, head_dim: int) -> int:
+        """Threads that put one pair of output columns together."""
+        pairs = min(packed_rows, self.tile_rows) * head_dim // self.cluster // 2
+        parts = 1
+        while parts * 2 <= min(self.threads // pairs, self.cluster * self.warps_k, 32):
+            parts *= 2
+        return parts
+
+
+def choose_tiling(packed_rows: int, places: int, head_dim: int, keys_bound: int, widest_cluster: int) -> Tiling:
+    """The tiling of a shape.
+
+    Args:
+        packed_rows: rows times the query heads that share a key head.
+        places: sequences times key heads, each with tiles of its own.
+        head_dim: 64 or 128.
+        keys_bound: no row sees more keys.
+        widest_cluster: blocks that the device lets share a cluster.
+    """
+    tiles_16 = -(-packed_rows // 16)
+    widest = min(widest_cluster, head_dim // 8)
+    if tiles_16 == 1:
+        warps_m, warps_k, keys, stages = 1, 4, 16, 3
+    elif tiles_16 <= 5:
+        warps_m, warps_k, keys, stages = tiles_16, 2, 32, 3
+    else:
+        tiles = -(-tiles_16 // 8)
+        warps_m, warps_k, keys, stages = -(-tiles_16 // tiles), 1, 32, 3
+    tiles = -(-tiles_16 // warps_m)
+    cluster = 1
+    while cluster * 2 <= widest and cluster * tiles * places < 100 and cluster * warps_k * keys < keys_bound:
+        cluster *= 2
+    return Tiling(cluster, warps_k, warps_m, 1, keys, stages)
+
+
+@cache
+def _widest_cluster(device: torch.device) -> int:
+    """Blocks that a cluster may have; 0 where there are no clusters. The CPU's emulation has no limit."""
+    if device.type != "cuda":
+        return 16
+    major, _ = torch.cuda.get_device_capability(device)
+    return {9: 16, 10: 16}.get(major, 8) if major >= 9 else 0
+
+
+def _pack_seen(ancestors: torch.Tensor) -> torch.Tensor:
+    """A bool matrix ``[batch, rows, rows]`` as bits, int32 ``[batch, rows, ceil(rows / 32)]``; a lone row stays."""
+    ancestors = ancestors.contiguous().view(torch.uint8)
+    batch, rows, _ = ancestors.shape
+    if rows == 1:
+        return ancestors
+    words = -(-rows // 32)
+    seen = torch.empty(batch, rows, words, dtype=torch.int32, device=ancestors.device)
+    cuda_module("pack_seen.cu", ancestors.device).launch(
+        "pack_seen", (-(-batch * rows * words // 8), 1, 1), 256, 0, ancestors, seen, batch * rows * words, rows
+    )
+    return seen
+
+
+class TreeAttention:
+    """See `ddtree.kernels.tree_attention.TreeAttention`.
+
+    The kernel serves bfloat16 with head sizes 64 and 128, pages of 16 tokens or more (a power of 2), on GPUs with
+    clusters (compute capability 9.0 or newer). Every other call goes to `ddtree.kernels.tree_attention_triton`.
+
+    Attributes:
+        tiling: cut launches so, instead of as `choose_tiling` says.
+        early: committed tokens' keys are fetched while the kernel before still runs. Committed lengths, block table and
+            those keys must then have been written by kernels before that one.
+    """
+
+    tiling: Tiling | None = None
+    early: bool = False
+
+    def __init__(
+        self,
+        block_table: torch.Tensor,
+        committed: torch.Tensor,
+        depths: torch.Tensor,
+        ancestors: torch.Tensor,
+        page_tokens: int,
+        context_bound: int,
+        context_window: int | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self._arguments = (block_table, committed, depths, ancestors, page_tokens, context_bound, context_window, dtype)
+        self._other: Any = None
+        self._block_table = block_table.contiguous()
+        self._committed = committed.contiguous()
+        self._depths = depths.contiguous()
+        # Made here and not at the first call, so that it is long done when a launch may start early.
+        self._seen = _pack_seen(ancestors) if self._is_served(dtype) else None
+        self._page_tokens = page_tokens
+        self._context_window = _NO_WINDOW if context_window is None else context_window
+        self._keys_bound = min(context_bound, self._context_window) + depths.shape[1]
+
+    def __call__(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sliding_window: int | None
+    ) -> torch.Tensor:
+        """See the twin."""
+        batch, rows, heads, head_dim = query.shape
+        kv_heads = keys.shape[1]
+        page = self._page_tokens
+        if self._seen is None or query.dtype != torch.bfloat16 or head_dim not in (64, 128):
+            return self._elsewhere(query, keys, values, sliding_window)
+        groups = heads // kv_heads
+        widest = _widest_cluster(query.device)
+        tiling = self.tiling or choose_tiling(rows * groups, batch * kv_heads, head_dim, self._keys_bound, widest)
+        module = cuda_module(
+            "tree_attention.cu", query.device, HEAD_DIM=head_dim, GROUPS=groups,
+            CLUSTER=tiling.cluster, WARPS_K=tiling.warps_k, WARPS_M=tiling.warps_m, ROWS_16=tiling.rows_16,
+            KEYS=tiling.keys, STAGES=tiling.stages, PARTS=tiling.parts(rows * groups, head_dim),
+            EARLY=int(self.early),
+        )  # fmt: skip
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        tiles = -(-rows * groups // tiling.tile_rows)
+        module.launch(
+            "tree_attention", (tiles * tiling.cluster, kv_heads, batch), tiling.threads, tiling.shared_bytes(head_dim),
+            query, keys, values, out, self._block_table, self._committed, self._depths, self._seen,
+            rows, kv_heads, self._block_table.shape[1], page.bit_length() - 1, head_dim**-0.5 * _LOG2_E,
+            self._context_window, _NO_WINDOW if sliding_window is None else sliding_window,
+            early=self.early,
+        )  # fmt: skip
+        return out.view(batch, rows, heads * head_dim)
+
+    def _is_served(self, dtype: torch.dtype) -> bool:
+        page = self._arguments[4]
+        pages_fit = page >= 16 and not page & (page - 1)
+        return dtype == torch.bfloat16 and pages_fit and _widest_cluster(self._depths.device) > 0
+
+    def _elsewhere(self, *arguments: Any) -> torch.Tensor:
+        if self._other is None:
+            self._other = import_module("ddtree.kernels.tree_attention_triton").TreeAttention(*self._arguments)
+        result: torch.Tensor = self._other(*arguments)
+        return result

@@ -1,0 +1,160 @@
+"""Both fast attentions against their slow twin; `test_fast_kernels` says where they run."""
+
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ddtree.kernels import tree_attention_cuda  # noqa: E402
+from ddtree.kernels.fast_set import FAST  # noqa: E402
+from ddtree.kernels.tree_attention import TreeAttention  # noqa: E402
+from ddtree.kernels.tree_attention_cuda import Tiling, choose_tiling  # noqa: E402
+from ddtree.kernels.tree_tensors import sees  # noqa: E402
+from devices import DEVICE, DTYPES, GPU, close, needs_triton, poison_memory  # noqa: E402
+
+Case = tuple[list[int], int, int, int, int, int, int | None, int | None]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+    poison_memory()
+
+
+def random_parents(batch: int, rows: int) -> torch.Tensor:
+    draw = torch.rand(batch, rows) * torch.arange(rows)
+    return draw.long().clamp_(min=0).to(DEVICE)
+
+
+def compare(attention: type, dtype: torch.dtype, case: Case, both_ways: bool) -> None:
+    """Call once and again with another sliding window, since all layers share what the constructor makes."""
+    lengths, rows, groups, kv_heads, head_dim, page, context_window, sliding_window = case
+    batch, bound = len(lengths), max(lengths) + 13
+    pages = -(-(bound + rows) // page)
+    block_table = torch.randperm(batch * pages, device=DEVICE).view(batch, pages) + 1
+    cache = torch.randn(2, (batch * pages + 1) * page, kv_heads, head_dim, dtype=dtype, device=DEVICE)
+    ancestors = sees(random_parents(batch, rows), rows)
+    depths = ancestors.sum(-1) - 1
+    if both_ways:
+        ancestors = torch.ones_like(ancestors)
+        depths = torch.arange(rows, device=DEVICE).expand(batch, rows)
+    committed = torch.tensor(lengths, device=DEVICE)
+    query = torch.randn(batch, rows, groups * kv_heads, head_dim, dtype=dtype, device=DEVICE)
+    arguments = (block_table, committed, depths, ancestors, page, bound, context_window)
+    want = TreeAttention(*arguments, torch.float32)
+    got = attention(*arguments, dtype)
+    for window in (sliding_window, None, sliding_window):
+        reference = want(query.float(), cache[0].float(), cache[1].float(), window)
+        result = got(query, cache[0], cache[1], window)
+        close(result, reference.to(dtype))
+        error = (result.float() - reference).norm() / reference.norm()
+        assert error < (1e-5 if dtype == torch.float32 else 4e-3), float(error)
+
+
+TRITON_CASES: list[Case] = [
+    # batch of committed lengths, rows, groups, kv heads, head_dim, page, context window, sliding window
+    ([40], 5, 3, 2, 16, 16, None, None),
+    ([200, 3, 0], 19, 3, 1, 16, 16, None, 30),
+    ([170, 65], 19, 2, 2, 32, 32, 50, None),
+    ([129], 1, 3, 2, 16, 64, None, None),
+    ([70, 100], 9, 1, 1, 64, 64, 20, 7),
+]
+LARGE_CASES: list[Case] = [
+    ([2047], 65, 4, 8, 128, 16, None, None),
+    ([2047], 1, 4, 8, 128, 64, None, None),
+    ([300], 1025, 3, 3, 64, 32, None, 128),
+    ([5000], 129, 3, 3, 64, 64, 512, None),
+    ([3 * i for i in range(64)], 9, 3, 3, 64, 64, None, None),
+    ([9000], 16, 4, 8, 128, 64, 4096, 2048),
+    ([1000], 513, 4, 8, 128, 64, None, 100),
+]
+
+
+@needs_triton
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", TRITON_CASES + (LARGE_CASES if GPU else []), ids=str)
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_triton(dtype: torch.dtype, case: Case, both_ways: bool) -> None:
+    from ddtree.kernels import tree_attention_triton
+
+    compare(tree_attention_triton.TreeAttention, dtype, case, both_ways)
+
+
+CUDA_CASES: list[tuple[Case, Tiling | None]] = [
+    (([40], 5, 3, 2, 64, 16, None, None), None),
+    (([129], 1, 3, 2, 64, 64, None, None), None),
+    (([33], 40, 3, 1, 64, 32, None, 12), None),
+    (([70, 100, 0], 9, 1, 1, 64, 64, 20, 7), Tiling(2, 2, 1, 1, 32, 2)),
+    (([200, 3], 19, 3, 1, 128, 16, None, 30), Tiling(4, 1, 2, 2, 16, 3)),
+    (([170], 19, 4, 1, 128, 32, 50, None), Tiling(1, 1, 5, 1, 64, 2)),
+    (([150], 2, 8, 1, 128, 32, None, None), Tiling(16, 4, 1, 1, 16, 3)),
+    (([0], 17, 4, 1, 128, 16, None, 3), Tiling(1, 2, 4, 1, 32, 2)),
+]
+if GPU:
+    CUDA_CASES += [(case, None) for case in LARGE_CASES]
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize(("case", "tiling"), CUDA_CASES, ids=str)
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_cuda(monkeypatch: pytest.MonkeyPatch, case: Case, tiling: Tiling | None, both_ways: bool) -> None:
+    monkeypatch.setattr(tree_attention_cuda.TreeAttention, "tiling", tiling)
+    compare(tree_attention_cuda.TreeAttention, torch.bfloat16, case, both_ways)
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("early", [False, True])
+def test_starting_early_changes_nothing(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    monkeypatch.setattr(tree_attention_cuda.TreeAttention, "early", early)
+    compare(tree_attention_cuda.TreeAttention, torch.bfloat16, ([90, 31], 7, 2, 2, 64, 16, None, None), False)
+
+
+def test_what_the_kernel_does_not_serve_goes_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    asked = []
+
+    class Other:
+        def __init__(self, *arguments: object) -> None:
+            asked.append(arguments)
+
+        def __call__(self, query: torch.Tensor, *_: object) -> torch.Tensor:
+            return query.flatten(2)
+
+    module = ModuleType("tree_attention_triton")
+    module.TreeAttention = Other  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ddtree.kernels.tree_attention_triton", module)
+    one = torch.zeros(1, 1, dtype=torch.int64)
+    for dtype, page, head_dim in ((torch.float32, 16, 64), (torch.bfloat16, 8, 64)):
+        arguments = (one, one[0], one, one[None].bool(), page, 5, None, dtype)
+        query = torch.zeros(1, 1, 2, head_dim, dtype=dtype)
+        FAST.tree_attention(*arguments)(query, query[0], query[0], None)
+        assert asked.pop() == arguments
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("places", [1, 3, 8, 64, 512])
+@pytest.mark.parametrize("widest", [8, 16])
+def test_every_tiling_fits_the_device(head_dim: int, places: int, widest: int) -> None:
+    for packed_rows in (*range(1, 300, 7), 1000, 5000):
+        for keys_bound in (20, 300, 4000, 100_000):
+            tiling = choose_tiling(packed_rows, places, head_dim, keys_bound, widest)
+            assert tiling.shared_bytes(head_dim) <= 227 * 1024
+            assert tiling.cluster <= min(widest, head_dim // 8)
+            registers = 255 if tiling.rows_16 * head_dim >= 256 else 168
+            assert tiling.threads * registers <= 65536 and tiling.warps_k < 16
+
+
+def test_a_window_is_counted_from_the_committed_length_not_from_the_bound() -> None:
+    cache = torch.randn(2, 128, 1, 16)
+    one = torch.zeros(1, 1, dtype=torch.int64)
+    sees_itself = torch.ones(1, 1, 1, dtype=torch.bool)
+    block_table = torch.arange(1, 8)[None]
+    query = torch.randn(1, 1, 2, 16)
+    results = []
+    for bound in (40, 70):
+        arguments = (block_table, torch.tensor([40]), one, sees_itself, 16, bound, 8, torch.float32)
+        results.append(TreeAttention(*arguments)(query, cache[0], cache[1], None))
+    close(results[1], results[0])
