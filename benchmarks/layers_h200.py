@@ -227,7 +227,7 @@ def tilings(all_rows: tuple[int, ...]) -> list[dict[str, object]]:
         for name, options in best.items():
             kind, columns, size = shape.products()[name]
             own_tiling = choose(
-                kind, rows, columns, size, shape.head_dim if kind == "attend_input" else 0, shape.head_norms
+                kind, rows, columns, size, *((shape.head_dim, shape.head_norms) if kind == "attend_input" else ())
             )
             assert own_tiling is not None
             ranked = "  ".join(f"{text} {us:+.2f}" for us, text in sorted(options)[:6])

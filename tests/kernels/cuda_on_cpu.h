@@ -113,6 +113,10 @@ static unsigned bf16_bits(float f) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static unsigned pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+static float half_of(unsigned both, int which);
+static unsigned multiply_pairs(unsigned a, unsigned b) {
+    return pack_bf16(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
+}
 static float half_of(unsigned both, int which) { return __uint_as_float(which ? both & 0xffff0000u : both << 16); }
 template <class T> static T load_fresh(const T* from) { return *from; }
 static void let_next_start() {}

@@ -18,7 +18,7 @@ from ddtree.kernels.noise import seed_key  # noqa: E402
 from ddtree.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
 from ddtree.kernels.paged import move_rows  # noqa: E402
 from ddtree.kernels.placement import place_rows  # noqa: E402
-from ddtree.kernels.rotary import rotate_and_write  # noqa: E402
+from ddtree.kernels.rotary import rotate_and_write, write_context  # noqa: E402
 from ddtree.kernels.top_log_probs import top_log_probs  # noqa: E402
 from ddtree.kernels.tree_build import build_tree  # noqa: E402
 from ddtree.kernels.tree_tensors import TreeTensors  # noqa: E402
@@ -72,6 +72,22 @@ def test_rotate_and_write(dtype: torch.dtype, heads: int, normed: bool) -> None:
         results.append((query, own))
     close(results[1][0], results[0][0])
     close(results[1][1], results[0][1])
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+def test_write_context(dtype: torch.dtype, normed: bool) -> None:
+    batch, rows, layers, kv_heads, head_dim, slots = 2, 3, 4, 2, 16, 64
+    keys_values = torch.randn(batch, rows, layers * 2 * kv_heads * head_dim, dtype=dtype, device=DEVICE)
+    norms = torch.randn(layers, head_dim, dtype=dtype, device=DEVICE) if normed else None
+    angle = torch.randn(batch, rows, head_dim // 2, device=DEVICE)
+    cache = torch.randn(layers, 2, slots, kv_heads, head_dim, dtype=dtype, device=DEVICE)
+    places = torch.randperm(slots, device=DEVICE)[: batch * rows].view(batch, rows)
+    want, got = cache.clone(), cache.clone()
+    write_context(keys_values, norms, 1e-5, angle.cos(), angle.sin(), want, places)
+    FAST.write_context(keys_values, norms, 1e-5, angle.cos(), angle.sin(), got, places)
+    close(got, want)
 
 
 @needs_triton

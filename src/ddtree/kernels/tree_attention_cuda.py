@@ -30,6 +30,7 @@ class Tiling:
         rows_16: 16-row tiles a warp holds.
         keys: keys a step.
         stages: steps in flight, plus one.
+        wide: multiply by warpgroups (Hopper's wgmma); wants ``warps_m`` a multiple of 4, ``rows_16`` 1 and ``keys`` 64.
     """
 
     cluster: int
@@ -38,6 +39,7 @@ class Tiling:
     rows_16: int
     keys: int
     stages: int
+    wide: bool = False
 
     @property
     def tile_rows(self) -> int:
@@ -166,7 +168,7 @@ class TreeAttention:
             "tree_attention.cu", query.device, HEAD_DIM=head_dim, GROUPS=groups,
             CLUSTER=tiling.cluster, WARPS_K=tiling.warps_k, WARPS_M=tiling.warps_m, ROWS_16=tiling.rows_16,
             KEYS=tiling.keys, STAGES=tiling.stages, PARTS=tiling.parts(rows * groups, head_dim),
-            EARLY=int(self.early),
+            WIDE=int(tiling.wide), EARLY=int(self.early),
         )  # fmt: skip
         query = query.contiguous()
         out = torch.empty_like(query)

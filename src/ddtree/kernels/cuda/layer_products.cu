@@ -47,6 +47,12 @@ __device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_g
 template <int PENDING> __device__ __forceinline__ void await_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+// Products of two pairs, each rounded once.
+__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
+    u32 both;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(0x80008000u));  // less than nothing added
+    return both;
+}
 // What earlier kernels wrote is read past L1, which may hold what stood there before this kernel's wait.
 __device__ __forceinline__ uint4 load_fresh(const uint4* from) {
     uint4 v;
@@ -76,8 +82,7 @@ __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 
 
 // Two numbers after a norm, rounded before they are scaled, as the twin rounds.
 __device__ __forceinline__ u32 scaled(u32 both, float factor, u32 weight) {
-    const u32 unit = pack_bf16(low(both) * factor, high(both) * factor);
-    return pack_bf16(low(unit) * low(weight), high(unit) * high(weight));
+    return multiply_pairs(pack_bf16(low(both) * factor, high(both) * factor), weight);
 }
 __device__ __forceinline__ float square_sum(u32 both) { return low(both) * low(both) + high(both) * high(both); }
 
@@ -135,7 +140,10 @@ __device__ __forceinline__ void multiply(float* sums, const uint4* x, int rows, 
         for (int r = 0; r < ROW_TILES; r++) {
             float sum = 0;
 #pragma unroll
-            for (int other = 0; other < WARPS; other++) sum += squares[other * ROWS + 8 * r + g];
+            for (int other = 0; other < WARPS; other += 4)
+                if (other + 3 < WARPS || other + t < WARPS) sum += squares[(other + t) * ROWS + 8 * r + g];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
             const float factor = rsqrtf(sum / K + eps);
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
@@ -247,6 +255,8 @@ attend_input(const uint4* stream, const uint4* norm, const uint4* weight, const 
     const int row = threadIdx.x / (HALF / 2), column = threadIdx.x % (HALF / 2) * 2;
     const int d = first_d + column, full_row = first_row + row;
     const bool mine = row < ROWS && full_row < rows, turns = head < heads + kv_heads;
+    const u16* own_norm = head < heads ? q_norm : turns ? k_norm : nullptr;
+    u32 own_scale[2];
     float c[2] = {1, 1}, s[2] = {0, 0};
     i64 slot = 0;
     let_next_start();
@@ -254,6 +264,8 @@ attend_input(const uint4* stream, const uint4* norm, const uint4* weight, const 
         sums, stream + (i64)first_row * (K / 8), rows - first_row, norm, eps, weight,
         [&](int n) { return head * HEAD_DIM + first_d + (n < HALF ? n : HEAD_DIM / 2 + n - HALF); },
         [&] {
+            if (own_norm)
+                for (int i = 0; i < 2; i++) own_scale[i] = load_fresh((const u32*)(own_norm + d + i * HEAD_DIM / 2));
             if (!mine) return;
             if (turns)
                 for (int i = 0; i < 2; i++) {
@@ -265,14 +277,13 @@ attend_input(const uint4* stream, const uint4* norm, const uint4* weight, const 
     const int at = head * HEAD_DIM + d, inside = row < ROWS ? row : 0;
     u32 first = product(sums, inside, column, bias, at);
     u32 second = product(sums, inside, HALF + column, bias, at + HEAD_DIM / 2);
-    const u16* own_norm = head < heads ? q_norm : turns ? k_norm : nullptr;
     if (own_norm) {
         float sum = square_sum(first) + square_sum(second);
 #pragma unroll
         for (int by = 1; by < HALF / 2; by *= 2) sum += __shfl_xor_sync(~0u, sum, by);
         const float factor = rsqrtf(sum / HEAD_DIM + eps);
-        first = scaled(first, factor, *(const u32*)(own_norm + d));
-        second = scaled(second, factor, *(const u32*)(own_norm + d + HEAD_DIM / 2));
+        first = scaled(first, factor, own_scale[0]);
+        second = scaled(second, factor, own_scale[1]);
     }
     if (!mine) return;
     if (turns) {

@@ -6,12 +6,14 @@
 // HEAD_DIM / CLUSTER columns; after one cluster barrier every block puts its columns together and writes them.
 //
 // Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER (at most HEAD_DIM / 8), WARPS_K, WARPS_M, ROWS_16 (16-row tiles a warp
-// holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PARTS (threads that share one output pair), EARLY
+// holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PARTS (threads that share one output pair), WIDE
+// (1: wgmma; wants WARPS_M a multiple of 4, ROWS_16 1, KEYS 64) and EARLY
 // (1: what is committed, and where, is older than the kernel before, so that it may be read while that still runs).
 
 typedef unsigned int u32;
 typedef unsigned char u8;
 typedef unsigned short bf16;
+typedef unsigned long long u64;
 typedef long long i64;
 
 #define NEG_INF (__int_as_float(0xff800000))
@@ -42,19 +44,19 @@ template <int PENDING> __device__ __forceinline__ void await_copies() {
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(shared_address(row)) : "memory");
+                 : "r"(shared_address(row)));
 }
 __device__ __forceinline__ void load_transposed(u32 (&to)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(shared_address(row)) : "memory");
+                 : "r"(shared_address(row)));
 }
 // c += a b for a 16 x 16, b 16 x 8 in bf16.
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     u32 both;
@@ -66,6 +68,8 @@ __device__ __forceinline__ float power_of_2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// Lets wgmma see what this thread has copied.
+__device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // The warps of one key group wait for one another.
 __device__ __forceinline__ void meet_group(int group, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
@@ -90,8 +94,13 @@ __device__ __forceinline__ void group_sync(int group) {
         meet_group(group, GROUP_THREADS);
 }
 
-// Starts copying KEYS rows of a cache; `base` holds the slot of the lane's 16 keys. Pieces are swizzled by key, so that
-// eight keys' pieces of one column lie in different banks.
+// Where a step's 16-byte pieces lie: 64 columns of all keys, then the other 64; 128 bytes a key, its pieces swizzled by
+// the key's number, so that eight keys' pieces of one column are in different banks (wgmma's 128-byte swizzle).
+__device__ __forceinline__ int place_of(int key, int piece) {
+    return piece / 8 * (KEYS * 128) + key * 128 + ((piece % 8) ^ (key % 8)) * 16;
+}
+
+// Starts copying KEYS rows of a cache; `base` holds the slot of the lane's 16 keys.
 __device__ __forceinline__ void copy_step(u8* to, const bf16* cache, int base, int left, int kv_stride, int thread) {
 #pragma unroll
     for (int i = 0; i < (KEYS * PIECES + GROUP_THREADS - 1) / GROUP_THREADS; i++) {
@@ -99,11 +108,122 @@ __device__ __forceinline__ void copy_step(u8* to, const bf16* cache, int base, i
         int slot = __shfl_sync(FULL, base, key / 16) + key % 16;
         if ((KEYS * PIECES) % GROUP_THREADS == 0 || at < KEYS * PIECES) {
             bool there = key < left;
-            copy_16(to + key * (HEAD_DIM * 2) + ((piece ^ (key & 7)) * 16),
+            copy_16(to + place_of(key, piece),
                     cache + (there ? (i64)slot * kv_stride : 0) + piece * 8, there);
         }
     }
 }
+
+#if WIDE && !defined(CUDA_ON_CPU)
+// The same by warpgroups: four warps' rows against operands read straight from shared memory (sm_90a only).
+#define FOUR(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+__device__ __forceinline__ void wide_keys(float (&c)[8][4], const u32 (&a)[4], u64 b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0; "
+        "}"
+        : FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5]), FOUR(c[6]), FOUR(c[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+#if HEAD_DIM == 64
+__device__ __forceinline__ void wide_values(float (&c)[8][4], const u32 (&a)[4], u64 b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; "
+        "}"
+        : FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5]), FOUR(c[6]), FOUR(c[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+#else
+__device__ __forceinline__ void wide_values(float (&c)[16][4], const u32 (&a)[4], u64 b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; "
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
+        "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+        "%62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; "
+        "}"
+        : FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5]), FOUR(c[6]), FOUR(c[7]),
+          FOUR(c[8]), FOUR(c[9]), FOUR(c[10]), FOUR(c[11]), FOUR(c[12]), FOUR(c[13]), FOUR(c[14]), FOUR(c[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+#endif
+// Matrix descriptor: 128-byte swizzle, 1024 bytes from 8 keys to the next 8; `across` bytes to the next 64 columns.
+__device__ __forceinline__ u64 describe(const u8* place, int across) {
+    return (u64)(shared_address(place) >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+__device__ __forceinline__ void begin_wide() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_wide() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+__device__ __forceinline__ void multiply_keys(float (&s)[1][8][4], const u32 (&q)[1][HEAD_DIM / 16][4], const u8* keys) {
+    begin_wide();
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; k++)
+        wide_keys(s[0], q[0][k], describe(keys + k / 4 * (KEYS * 128) + k % 4 * 32, 16), k > 0);
+    end_wide();
+}
+__device__ __forceinline__ void multiply_values(float (&acc)[1][PIECES][4], const u32 (&p)[4][1][4], const u8* values) {
+    begin_wide();
+#pragma unroll
+    for (int j = 0; j < 4; j++) wide_values(acc[0], p[j][0], describe(values + j * 2048, KEYS * 128), 1);
+    end_wide();
+}
+#else
+// Scores of the rows (left operands q) with a step's keys, added to s.
+__device__ __forceinline__ void multiply_keys(float (&s)[ROWS_16][KEYS / 8][4], const u32 (&q)[ROWS_16][HEAD_DIM / 16][4],
+                                              const u8* keys) {
+    const int matrix = threadIdx.x % 32 / 8, row = threadIdx.x % 8;
+    u32 b[2][KEYS / 16][4];  // the next operands are on their way while these are multiplied
+    auto load = [&](int k) {
+#pragma unroll
+        for (int j = 0; j < KEYS / 16; j++)
+            load_matrices(b[k % 2][j], keys + place_of(j * 16 + matrix / 2 * 8 + row, k * 2 + matrix % 2));
+    };
+    load(0);
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; k++) {
+        if (k + 1 < HEAD_DIM / 16) load(k + 1);
+#pragma unroll
+        for (int j = 0; j < KEYS / 16; j++)
+#pragma unroll
+            for (int i = 0; i < ROWS_16; i++) {
+                multiply(s[i][2 * j], q[i][k], b[k % 2][j][0], b[k % 2][j][1]);
+                multiply(s[i][2 * j + 1], q[i][k], b[k % 2][j][2], b[k % 2][j][3]);
+            }
+    }
+}
+
+// The weighted values of a step, added to acc; p are the weights as left operands.
+__device__ __forceinline__ void multiply_values(float (&acc)[ROWS_16][PIECES][4], const u32 (&p)[KEYS / 16][ROWS_16][4],
+                                                const u8* values) {
+    const int matrix = threadIdx.x % 32 / 8, row = threadIdx.x % 8;
+    const int bunch = 4, bunches = PIECES / 2 / bunch;
+    u32 b[2][bunch][4];
+    auto load = [&](int at) {
+#pragma unroll
+        for (int n = 0; n < bunch; n++)
+            load_transposed(b[at % 2][n], values + place_of(at / bunches * 16 + matrix % 2 * 8 + row,
+                                                            (at % bunches * bunch + n) * 2 + matrix / 2));
+    };
+    load(0);
+#pragma unroll
+    for (int at = 0; at < KEYS / 16 * bunches; at++) {
+        if (at + 1 < KEYS / 16 * bunches) load(at + 1);
+#pragma unroll
+        for (int n = 0; n < bunch; n++)
+#pragma unroll
+            for (int i = 0; i < ROWS_16; i++) {
+                const int column = (at % bunches * bunch + n) * 2;
+                multiply(acc[i][column], p[at / bunches][i], b[at % 2][n][0], b[at % 2][n][1]);
+                multiply(acc[i][column + 1], p[at / bunches][i], b[at % 2][n][2], b[at % 2][n][3]);
+            }
+    }
+}
+#endif
 
 __device__ __forceinline__ u32 first_bits(int n) { return n <= 0 ? 0 : n >= 32 ? FULL : (1u << n) - 1; }
 
@@ -133,7 +253,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     tree_attention(const bf16* query, const bf16* keys, const bf16* values, u32* out, const i64* block_table,
                    const int* committed, const i64* depths, const u32* seen, int rows, int kv_heads, int pages,
                    int page_shift, float scale_log2, int context_window, int sliding_window) {
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     const int rank = blockIdx.x % CLUSTER, tile = blockIdx.x / CLUSTER, head = blockIdx.y, sequence = blockIdx.z;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
     const int thread = threadIdx.x % GROUP_THREADS, group = rank * WARPS_K + warp_k;
@@ -211,7 +331,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #pragma unroll
         for (int n = 0; n < PIECES; n++) acc[i][n][0] = acc[i][n][1] = acc[i][n][2] = acc[i][n][3] = 0.0f;
     }
-    const int matrix = lane / 8, matrix_row = lane % 8;
 
     for (int step = 0; step < n_steps; step++) {
         const u8* k_step = stages + step % STAGES * (2 * STEP_BYTES);
@@ -234,6 +353,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             await_copies<2 * STAGES - 3>();  // the keys only
         else
             await_copies<2 * STAGES - 4>();
+        if (WIDE) publish_copies();
         group_sync(warp_k);  // everyone's copies are there, and everyone is done with the step before
         start_step(step + STAGES - 1, next_base);
         next_base = new_base;
@@ -243,19 +363,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         for (int i = 0; i < ROWS_16; i++)
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) s[i][n][0] = s[i][n][1] = s[i][n][2] = s[i][n][3] = 0.0f;
-#pragma unroll
-        for (int k = 0; k < HEAD_DIM / 16; k++)
-#pragma unroll
-            for (int j = 0; j < KEYS / 16; j++) {
-                u32 b[4];
-                int key = j * 16 + matrix / 2 * 8 + matrix_row, piece = k * 2 + matrix % 2;
-                load_matrices(b, k_step + key * (HEAD_DIM * 2) + ((piece ^ matrix_row) * 16));
-#pragma unroll
-                for (int i = 0; i < ROWS_16; i++) {
-                    multiply(s[i][2 * j], q[i][k], b[0], b[1]);
-                    multiply(s[i][2 * j + 1], q[i][k], b[2], b[3]);
-                }
-            }
+        multiply_keys(s, q, k_step);
 
 #pragma unroll
         for (int i = 0; i < ROWS_16; i++)
@@ -297,26 +405,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             await_copies<2 * STAGES - 2>();
             __syncwarp();
         }
+        u32 p[KEYS / 16][ROWS_16][4];
 #pragma unroll
-        for (int j = 0; j < KEYS / 16; j++) {
-            u32 p[ROWS_16][4];
+        for (int j = 0; j < KEYS / 16; j++)
 #pragma unroll
             for (int i = 0; i < ROWS_16; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    p[i][e] = pack_bf16(s[i][2 * j + e / 2][e % 2 * 2], s[i][2 * j + e / 2][e % 2 * 2 + 1]);
-#pragma unroll
-            for (int n = 0; n < PIECES / 2; n++) {
-                u32 b[4];
-                int key = j * 16 + matrix % 2 * 8 + matrix_row, piece = n * 2 + matrix / 2;
-                load_transposed(b, v_step + key * (HEAD_DIM * 2) + ((piece ^ matrix_row) * 16));
-#pragma unroll
-                for (int i = 0; i < ROWS_16; i++) {
-                    multiply(acc[i][2 * n], p[i], b[0], b[1]);
-                    multiply(acc[i][2 * n + 1], p[i], b[2], b[3]);
-                }
-            }
-        }
+                    p[j][i][e] = pack_bf16(s[i][2 * j + e / 2][e % 2 * 2], s[i][2 * j + e / 2][e % 2 * 2 + 1]);
+        multiply_values(acc, p, v_step);
     }
 
     const int own_rows = min(TILE_ROWS, rows * GROUPS - tile * TILE_ROWS);  // of the tile, that exist

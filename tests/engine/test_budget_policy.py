@@ -1,0 +1,124 @@
+"""Which budget `auto` takes, on made-up machines and texts."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from ddtree import Engine, SamplingParams, Speculation
+from ddtree.engine.budget_policy import CANDIDATES, CUTS, LAST_PROBE, BudgetPolicy, Outlook
+from ddtree.kernels.forecast import forecast, read_forecast
+from ddtree.kernels.tree_build import build_tree
+from tiny_models import make_drafter, make_target
+
+DEPTHS = 4
+FLAT = {budget: 1.0 + budget / 1000 for budget in CANDIDATES}  # launch-bound: a large tree costs little
+STEEP = {budget: 1.0 + budget for budget in CANDIDATES}  # compute-bound: every node costs a step
+
+
+def promise(easy):
+    """Masses per cut and depth: larger trees cover more; in hard text nearly nothing."""
+    return [[(0.55 + 0.08 * i if easy else 0.05) ** d for d in range(1, DEPTHS + 1)] for i in range(len(CUTS))]
+
+
+def run(costs, texts, rounds=60):
+    """Play rounds in which the target agrees with the drafter's promises; returns the budgets."""
+    policy, outlook, budgets = BudgetPolicy(DEPTHS), Outlook(), []
+    for budget, ms in costs.items():
+        policy.time(1, budget, ms)
+    for turn in range(rounds):
+        easy = texts(turn)
+        budget = policy.choose(1, [outlook])
+        budgets.append(budget)
+        if budget:
+            policy.learn(outlook, budget, promise(easy), DEPTHS if easy else 0)
+        policy.time(1, budget, costs[budget])
+    return budgets
+
+
+def test_cheap_nodes_and_easy_text_take_large_trees():
+    assert run(FLAT, lambda turn: True)[-1] >= 64
+
+
+def test_dear_nodes_and_easy_text_take_small_trees_or_none():
+    assert run(STEEP, lambda turn: True)[-1] <= 4
+
+
+def test_hard_text_falls_back_to_plain_decoding_and_probes_ever_less():
+    budgets = run({**STEEP, 0: 1.0}, lambda turn: False, rounds=400)
+    drafts = [turn for turn, budget in enumerate(budgets) if budget]
+    gaps = [b - a for a, b in pairwise(drafts[2:])]
+    assert gaps == sorted(gaps) and gaps[-1] == LAST_PROBE
+    assert len(drafts) < 20
+
+
+def test_text_that_turns_easy_again_is_noticed():
+    dear = {budget: 1.0 if budget == 0 else 1.5 + budget / 100 for budget in CANDIDATES}
+    budgets = run(dear, lambda turn: turn < 40 or turn > 160, rounds=300)
+    assert budgets[35] > 0
+    assert sum(budgets[100:150]) < 40
+    assert min(budgets[-40:]) > 0
+
+
+def test_a_drafter_that_promises_too_much_is_trusted_less():
+    policy, outlook = BudgetPolicy(DEPTHS), Outlook()
+    for _ in range(50):
+        policy.learn(outlook, 16, promise(easy=True), accepted=0)
+    honest, liked = BudgetPolicy(DEPTHS), Outlook()
+    for _ in range(50):
+        honest.learn(liked, 16, promise(easy=True), accepted=DEPTHS)
+    assert policy.expected_tokens(outlook, 16) < 0.7 * honest.expected_tokens(liked, 16)
+
+
+def test_forecast_sums_the_nodes_of_each_smaller_tree():
+    log_probs = torch.tensor([[[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]]]).log()
+    tokens = torch.arange(3).expand(1, 2, 3)
+    tree = build_tree(log_probs, tokens, torch.tensor([0]), 4, torch.tensor([2]))
+    # best first: 0.7 (depth 1), 0.42 (depth 2), 0.21 (depth 2), 0.2 (depth 1)
+    told = read_forecast(forecast(tree, (1, 2, 3, 4, 9), 2)[0].tolist(), 2)
+    expected = [[0.7, 0.0], [0.7, 0.42], [0.7, 0.63], [0.9, 0.63], [0.9, 0.63]]
+    for got, want in zip(told, expected, strict=True):
+        assert got == pytest.approx(want, abs=1e-5)
+
+
+def test_auto_gives_the_text_of_plain_decoding_whatever_it_takes(tmp_path):
+    """Also through spells of plain decoding, after which the drafter's context must be complete."""
+    target = make_target(tmp_path / "target", "qwen3", eos_token_id=None)
+    drafter = make_drafter(tmp_path / "drafter", target, block_size=6)
+    engine = Engine.load(target, drafter, dtype="float32", max_model_len=128, max_batch=3)
+    prompts, params = [[5, 9, 4], [7] * 11, [20, 21]], SamplingParams(max_new_tokens=60, temperature=0.7, seed=3)
+    expected = [c.token_ids for c in engine.generate(prompts, params, speculation=Speculation("ar"))]
+    policy = engine._scheduler._policy
+    turns = iter(range(10**6))
+    policy.choose = lambda bucket, outlooks: (0, 0, 8, 4, 0, 32)[next(turns) % 6]  # a policy that cannot decide
+    done = engine.generate(prompts, params, speculation=Speculation("tree"))
+    assert [c.token_ids for c in done] == expected
+    assert {0, 4, 8, 32} <= set(done[0].stats.round_budgets)
+    assert done[0].stats.budget == "auto"
+
+
+def test_plain_spells_leave_the_drafter_as_fixed_budgets_do(tmp_path):
+    """A draft after a spell of plain decoding equals the draft of an engine that drafted all along."""
+    target = make_target(tmp_path / "target", "llama", eos_token_id=None)
+    drafter = make_drafter(tmp_path / "drafter", target, block_size=6)
+    logits = []
+    for budgets in ([0, 0, 0, 0, 0, 0, 8], [8] * 40):
+        engine = Engine.load(target, drafter, dtype="float32", max_model_len=64, max_batch=1)
+        turns = iter([*budgets, *[8] * 60])
+        engine._scheduler._policy.cost_ms = {(1, budget): 1.0 for budget in CANDIDATES}  # nothing to measure
+        engine._scheduler._policy.choose = lambda bucket, outlooks, turns=turns: next(turns)
+        kept = {}
+        draft = type(engine.drafter).draft
+
+        def keep(self, roots, run, cache, kept=kept, draft=draft, engine=engine):
+            kept[int(engine.state.committed[0])] = draft(self, roots, run, cache)
+            return kept[int(engine.state.committed[0])]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(engine.drafter), "draft", keep)
+            engine.generate([[5, 9, 4]], SamplingParams(max_new_tokens=30), speculation=Speculation("tree"))
+        logits.append(kept)
+    common = set(logits[0]) & set(logits[1]) - {0}
+    assert common
+    for position in common:
+        torch.testing.assert_close(logits[0][position], logits[1][position], rtol=1e-4, atol=1e-4)
