@@ -3,6 +3,7 @@
     python benchmarks/engine_h200.py pair --model DIR --draft DIR --prompts DIR    tok/s and tau, batch 1, interleaved
     python benchmarks/engine_h200.py gate ...      near-ties and faults over all tokens of trees
     python benchmarks/engine_h200.py host ...      synchronisation and idle gaps
+    python benchmarks/engine_h200.py load ...      total throughput by concurrency
     python benchmarks/engine_h200.py shape      a step and rounds of Qwen3-8B and -4B shapes, random weights
 
 Each piece prints a table and writes JSON with what produced it.
@@ -128,6 +129,44 @@ def host(args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def load(args: argparse.Namespace) -> dict[str, Any]:
+    """Total tokens a second with so many requests in flight, every way in turn at each concurrency."""
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=1024, max_batch=64)
+    prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
+    params = SamplingParams(max_new_tokens=256)
+    ways = {"ar": Speculation("ar"), "chain": Speculation("chain"), "auto": Speculation("tree")}
+    ways |= {f"tree {b}": Speculation("tree", b) for b in (8, 16, 32, 64)}
+    rows = []
+    for concurrency in args.concurrency:
+        requests = (prompts * 8)[: max(2 * concurrency, 8)]
+        seen: dict[str, list[float]] = {name: [] for name in ways}
+        taus: dict[str, float] = {}
+        for repeat in range(args.repeats + 1):  # the first is to warm up
+            for name in list(ways) if repeat % 2 else list(ways)[::-1]:
+                began, done, pending = time.perf_counter(), [], list(requests)
+                running: list[Any] = []
+                while pending or running:
+                    while pending and len(running) < concurrency:
+                        running.append(engine.submit(pending.pop(), params, speculation=ways[name]))
+                    engine.step()
+                    done += [r for r in running if r.finish_reason]
+                    running = [r for r in running if not r.finish_reason]
+                elapsed = time.perf_counter() - began
+                if repeat:
+                    seen[name].append(sum(len(r.output) for r in done) / elapsed)
+                rounds = sum(r.stats.rounds for r in done)
+                taus[name] = sum(sum(r.stats.accepted_lengths) for r in done) / rounds
+        rows.append({
+            "concurrency": concurrency, "requests": len(requests), "n": args.repeats,
+            "tok_s": {name: round(statistics.median(values)) for name, values in seen.items()},
+            "tau": {name: round(value, 2) for name, value in taus.items()},
+        })  # fmt: skip
+        best = max(v for k, v in rows[-1]["tok_s"].items() if k != "auto")
+        rows[-1]["auto_against_best"] = round(rows[-1]["tok_s"]["auto"] / best, 3)
+        print(rows[-1], flush=True)
+    return {"facts": engine.facts(), "rows": rows}
+
+
 def shape(args: argparse.Namespace) -> dict[str, Any]:
     """Time of a step and of a round for a published shape at 2k context; acceptance is SIMULATED."""
     from shapes import dummy_engine, params
@@ -160,13 +199,15 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("pair", "gate", "host", "shape"))
+    parser.add_argument("piece", choices=("pair", "gate", "host", "load", "shape"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--count", type=int, default=20, help="prompts of each set")
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--shapes", nargs="+", default=["Qwen3-8B", "Qwen3-4B"])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()

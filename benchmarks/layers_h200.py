@@ -1,7 +1,7 @@
 """Times all layers of a pass on one GPU, each pass one CUDA graph, with own weights for each layer.
 
     PYTHONPATH=src python benchmarks/layers_h200.py passes [--large]   fused products against plain kernels
-    PYTHONPATH=src python benchmarks/layers_h200.py tilings            every tiling of every product, in a chain
+    PYTHONPATH=src python benchmarks/layers_h200.py tune               the best tiling of every product
 
 Plain kernels are cuBLAS products with a kernel each for norms, rotation and gate, nine launches a layer.
 """
@@ -78,8 +78,7 @@ def make_layers(shape: Shape) -> list[Layer]:
 
 def graph_ms(launch: Callable[[], object], replays: int = 25) -> float:
     """Median milliseconds of one replay."""
-    for _ in range(2):
-        launch()
+    launch()  # compiles and loads what is new
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -184,64 +183,82 @@ def candidates(shape: Shape, rows: int) -> Iterator[tuple[str, fused.Tiling]]:
             yield name, tiling
 
 
-def _override(product: tuple[str, int, int], tiling: fused.Tiling, choose: Any, *asked: Any) -> fused.Tiling | None:
-    kind, _, columns, size = asked[:4]
-    chosen: fused.Tiling | None = tiling if (kind, columns, size) == product else choose(*asked)
-    return chosen
-
-
 def _compile(task: tuple[tuple[str, str], ...]) -> None:
     source = (cuda_module._SOURCES / fused.SOURCE).read_text()
     flags = ("--gpu-architecture=sm_90a", "--std=c++17", *(f"-D{key}={value}" for key, value in task))
     cuda_module._compiled(source, fused.SOURCE, flags)
 
 
-def tilings(all_rows: tuple[int, ...]) -> list[dict[str, object]]:
-    """Time a chain of all layers' products with one product's tiling changed at a time."""
-    work = [(shape, rows) for shape in (SMALL, DRAFTER) for rows in (all_rows if shape is SMALL else (16,))]
+def compile_all(work: list[tuple[Shape, int]]) -> None:
+    """Every kernel that tilings need, on all cores; to be called before this process touches the GPU."""
     tasks = set()
     for shape, rows in work:
         for name, tiling in candidates(shape, rows):
             kind, _, size = shape.products()[name]
             fixed = fused.defines(kind, tiling, size, shape.head_dim if kind == "attend_input" else 0)
             tasks.add(tuple(sorted((key, str(value)) for key, value in fixed.items())))
-    with multiprocessing.get_context("fork").Pool() as pool:  # before this process touches the GPU
+    with multiprocessing.get_context("fork").Pool() as pool:
         pool.map(_compile, sorted(tasks), chunksize=1)
     print(len(tasks), "kernels compiled", flush=True)
-    found: list[dict[str, object]] = []
-    choose = fused.tiling
+
+
+def tune(all_rows: tuple[int, ...]) -> list[dict[str, object]]:
+    """The best tilings of whole passes, one product at a time, in turns.
+
+    Kernels that follow one another share multiprocessors, so the best tiling of one depends on the others.
+    """
+    work = [(shape, rows) for shape in (SMALL, DRAFTER) for rows in (all_rows if shape is SMALL else (16,))]
+    compile_all(work)
+    choose, found = fused.tiling, []
     layers = {shape: make_layers(shape) for shape in (SMALL, DRAFTER)}
     for shape, rows in work:
         own = PassOfRows(shape, layers[shape], rows)
-        base = graph_ms(partial(own.fused, False))
-        print(f"{shape.layers} layers, {rows} rows: {base:.4f} ms", flush=True)
-        best: dict[str, list[tuple[float, str]]] = {}
+        options: dict[tuple[str, int, int], list[fused.Tiling]] = {}
         for name, tiling in candidates(shape, rows):
-            kind, columns, size = shape.products()[name]
+            options.setdefault(shape.products()[name], []).append(tiling)
+        chosen: dict[tuple[str, int, int], fused.Tiling] = {}
+        best = start = graph_ms(own.fused)
 
-            fused.tiling = partial(_override, (kind, columns, size), tiling, choose)  # type: ignore[assignment]
-            us = 1e3 * (graph_ms(partial(own.fused, False), 15) - base) / shape.layers
-            fused.tiling = choose
-            found.append({"rows": rows, "layers": shape.layers, "product": name, "us": us, **vars(tiling)})
-            best.setdefault(name, []).append((us, f"{tiling.tiles}x{tiling.row_tiles}"))
-        for name, options in best.items():
-            kind, columns, size = shape.products()[name]
-            own_tiling = choose(
-                kind, rows, columns, size, *((shape.head_dim, shape.head_norms) if kind == "attend_input" else ())
-            )
-            assert own_tiling is not None
-            ranked = "  ".join(f"{text} {us:+.2f}" for us, text in sorted(options)[:6])
-            print(f"  {name:20s} {own_tiling.tiles}x{own_tiling.row_tiles}: {ranked}", flush=True)
+        def override(kind: str, _: int, columns: int, size: int, *rest: Any) -> fused.Tiling:
+            own_choice: fused.Tiling = chosen.get((kind, columns, size)) or choose(kind, rows, columns, size, *rest)  # noqa: B023
+            return own_choice
+
+        fused.tiling = override  # type: ignore[assignment]
+        for turn in range(3):
+            before = best
+            for product, tilings in options.items():
+                times = []
+                for tiling in tilings:
+                    kept = chosen.get(product)
+                    chosen[product] = tiling
+                    times.append((graph_ms(own.fused, 13), tilings.index(tiling)))
+                    if kept is None:
+                        del chosen[product]
+                    else:
+                        chosen[product] = kept
+                time, index = min(times)
+                if time < best * 0.998:
+                    chosen[product], best = tilings[index], time
+                if turn == 0:  # go on with those that are near
+                    near = sorted(times)[: max(6, len(times) // 3)]
+                    options[product] = [tilings[i] for _, i in near]
+            if best > before * 0.997:
+                break
+        best = graph_ms(own.fused)
+        fused.tiling = choose
+        text = {f"{k[0]} {k[1]}x{k[2]}": f"{t.tiles}x{t.row_tiles}" for k, t in chosen.items()}
+        print(f"{shape.layers} layers, {rows} rows: {start:.4f} -> {best:.4f} ms  {text}", flush=True)
+        found.append({"layers": shape.layers, "rows": rows, "start_ms": start, "best_ms": best, "tilings": text})
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("passes", "tilings"))
+    parser.add_argument("what", choices=("passes", "tune"))
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 9, 17, 33, 65, 129])
     args = parser.parse_args()
-    results = passes(args.large) if args.what == "passes" else tilings(tuple(args.rows))
+    results = passes(args.large) if args.what == "passes" else tune(tuple(args.rows))
     facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results}
     name = f"layers_{args.what}{'_large' if args.large else ''}.json"
     (Path(os.environ.get("OUT", ".")) / name).write_text(json.dumps(facts, indent=1))

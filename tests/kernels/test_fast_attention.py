@@ -91,6 +91,8 @@ CUDA_CASES: list[tuple[Case, Tiling | None]] = [
     (([170], 19, 4, 1, 128, 32, 50, None), Tiling(1, 1, 5, 1, 64, 2)),
     (([150], 2, 8, 1, 128, 32, None, None), Tiling(16, 4, 1, 1, 16, 3)),
     (([0], 17, 4, 1, 128, 16, None, 3), Tiling(1, 2, 4, 1, 32, 2)),
+    (([150], 17, 4, 1, 128, 16, None, None), Tiling(2, 2, 4, 1, 64, 2, wide=True)),
+    (([400], 65, 3, 1, 64, 64, 300, None), Tiling(1, 1, 8, 1, 64, 3, wide=True)),
 ]
 if GPU:
     CUDA_CASES += [(case, None) for case in LARGE_CASES]
@@ -141,7 +143,7 @@ def test_every_tiling_fits_the_device(head_dim: int, places: int, widest: int) -
     for packed_rows in (*range(1, 300, 7), 1000, 5000):
         for keys_bound in (20, 300, 4000, 100_000):
             tiling = choose_tiling(packed_rows, places, head_dim, keys_bound, widest)
-            assert tiling.shared_bytes(head_dim) <= 227 * 1024
+            assert tiling.shared_bytes(packed_rows, head_dim) <= 227 * 1024
             assert tiling.cluster <= min(widest, head_dim // 8)
             registers = 255 if tiling.rows_16 * head_dim >= 256 else 168
             assert tiling.threads * registers <= 65536 and tiling.warps_k < 16

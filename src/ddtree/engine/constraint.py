@@ -31,7 +31,7 @@ class Constraint(Protocol):
             parents: the rows' parents, each before its children; 0 for the root itself.
 
         Returns:
-            bits ``[rows, ceil(vocab / 32)]``, lowest token in the lowest bit. Rows that cannot be reached hold anything.
+            bits ``[rows, ceil(vocab / 32)]``, lowest token in the lowest bit; rows out of reach hold anything.
         """
         ...
 

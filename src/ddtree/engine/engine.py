@@ -83,7 +83,7 @@ class Engine:
         speculation.resolve(self._block_size)
         self._prefill_tokens, self._identity = prefill_tokens, identity
         self.max_batch = max_batch
-        widest = max_model_len + MAX_BUDGET + 1
+        widest = max_model_len + max(MAX_BUDGET + 1, 2 * prefill_tokens)  # a round's rows, or a filled-up chunk
         table_pages = -(-widest // PAGE_TOKENS)
         token_bytes = _cache_bytes_per_token(target, drafter)
         affordable = int(free_memory_bytes(target.device) * memory_fraction) // (token_bytes * PAGE_TOKENS)

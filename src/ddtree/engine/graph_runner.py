@@ -1,17 +1,22 @@
 """Runs a whole round as one replay of a CUDA graph, and the next before this one's tokens are read."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from ddtree.engine.flight import Flight
+from ddtree.engine.prefill import PrefillKind, prefill_chunk
 from ddtree.engine.round import Round, decode_round
 from ddtree.engine.runner import Launched
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import DeviceState, SamplingFlags
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
+
+T = TypeVar("T")
 
 WARM_UP_ROUNDS = 3
 """Rounds run before a capture, so that kernels are compiled and libraries have their workspaces."""
@@ -36,6 +41,24 @@ class CapturedRound:
     capture_ms: float
 
 
+@dataclass(frozen=True)
+class PrefillKey:
+    """What a captured prefill is fixed to."""
+
+    batch: int
+    rows: int
+    kind: PrefillKind
+
+
+@dataclass(frozen=True)
+class CapturedPrefill:
+    """A graph, the tensor ``[batch, 2 + rows]`` of slots, lengths and tokens that it reads, and what it leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    given: torch.Tensor
+    packed: torch.Tensor | None
+
+
 class GraphRunner:
     """Replays captured rounds; one graph for each batch bucket, draft shape and kind of sampling.
 
@@ -55,6 +78,7 @@ class GraphRunner:
         self._pool = torch.cuda.graph_pool_handle()
         self._seated: dict[GraphKey, list[int]] = {}
         self.captured: dict[GraphKey, CapturedRound] = {}
+        self._prefills: dict[PrefillKey, CapturedPrefill] = {}
         self.replays = 0
 
     def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
@@ -73,6 +97,26 @@ class GraphRunner:
         return Launched(
             Flight(played.packed[: len(slots)], played.path.tokens.shape[1], began), played.tree, played.path
         )
+
+    def prefill(
+        self, slots: list[int], chunks: list[list[int]], kind: PrefillKind, context_bound: int
+    ) -> torch.Tensor | None:
+        """See `Runner`; chunks of any lengths, filled up to one that is captured."""
+        rows, batch = self.prefill_rows(max(map(len, chunks))), self.bucket_of(len(slots))
+        key = PrefillKey(batch, rows, kind)
+        captured = self._prefills.get(key) or self._capture_prefill(key)
+        spare = batch - len(slots)
+        given = [
+            [slot, len(chunk), *chunk, *[0] * (rows - len(chunk))] for slot, chunk in zip(slots, chunks, strict=True)
+        ]
+        given += [[self._state.spare_slot, 1] + [0] * rows] * spare
+        captured.given.copy_(self._state.on_device(given), non_blocking=True)
+        captured.graph.replay()
+        return captured.packed[: len(slots)] if captured.packed is not None else None
+
+    def prefill_rows(self, rows: int) -> int:
+        """See `Runner`: a power of 2, at least 32."""
+        return max(32, 1 << (rows - 1).bit_length())
 
     def bucket_of(self, batch: int) -> int:
         """See `Runner`."""
@@ -103,6 +147,28 @@ class GraphRunner:
             batch = self._state.select(slots, key.flags, bound)
             return decode_round(self._state, batch, self._target, self._drafter, key.shape)
 
+        graph, played = self._record(play)
+        captured = CapturedRound(graph, slots, played, 1e3 * (time.perf_counter() - began))
+        self.captured[key] = captured
+        return captured
+
+    def _capture_prefill(self, key: "PrefillKey") -> "CapturedPrefill":
+        given = torch.zeros(key.batch, 2 + key.rows, dtype=torch.int64, device=self._target.device)
+        given[:, 0], given[:, 1] = self._state.spare_slot, 1
+        drafter = self._drafter if key.kind.drafts else None
+
+        def play() -> torch.Tensor | None:
+            self._state.empty_spare_slot()
+            batch = self._state.select(given[:, 0].contiguous(), key.kind.flags, self._state.max_model_len)
+            tokens, valid = given[:, 2:], given[:, 1].contiguous()
+            return prefill_chunk(self._state, batch, self._target, drafter, tokens, key.kind.is_last, (), valid)
+
+        graph, packed = self._record(play)
+        self._prefills[key] = CapturedPrefill(graph, given, packed)
+        return self._prefills[key]
+
+    def _record(self, play: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """Capture what ``play`` does, after playing it a few times."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -113,6 +179,4 @@ class GraphRunner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             played = play()
-        captured = CapturedRound(graph, slots, played, 1e3 * (time.perf_counter() - began))
-        self.captured[key] = captured
-        return captured
+        return graph, played

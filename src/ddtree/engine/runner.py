@@ -5,8 +5,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from ddtree.engine.constraint import Constraint
 from ddtree.engine.flight import Flight
+from ddtree.engine.prefill import PrefillKind, prefill_chunk
 from ddtree.engine.round import decode_round
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import DeviceState, SamplingFlags
@@ -42,6 +45,20 @@ class Runner(Protocol):
         """
         ...
 
+    def prefill(
+        self, slots: list[int], chunks: list[list[int]], kind: PrefillKind, context_bound: int
+    ) -> torch.Tensor | None:
+        """Commit a chunk of each prompt; see `ddtree.engine.prefill.prefill_chunk`.
+
+        Args:
+            chunks: the next prompt tokens of the sequences in ``slots``.
+        """
+        ...
+
+    def prefill_rows(self, rows: int) -> int:
+        """Rows that a chunk is filled up to."""
+        ...
+
     def bucket_of(self, batch: int) -> int:
         """Size that a batch is filled up to."""
         ...
@@ -72,6 +89,23 @@ class EagerRunner:
         batch = self._state.select(self._state.on_device(slots), flags, context_bound)
         played = decode_round(self._state, batch, self._target, self._drafter, shape, constraints)
         return Launched(Flight(played.packed, played.path.tokens.shape[1], began), played.tree, played.path)
+
+    def prefill(
+        self,
+        slots: list[int],
+        chunks: list[list[int]],
+        kind: PrefillKind,
+        context_bound: int,
+        constraints: Seq[Constraint] = (),
+    ) -> torch.Tensor | None:
+        """See `Runner`; the chunks have one length."""
+        batch = self._state.select(self._state.on_device(slots), kind.flags, context_bound)
+        drafter, tokens = self._drafter if kind.drafts else None, self._state.on_device(chunks)
+        return prefill_chunk(self._state, batch, self._target, drafter, tokens, kind.is_last, constraints)
+
+    def prefill_rows(self, rows: int) -> int:
+        """See `Runner`; chunks run at their own length."""
+        return rows
 
     def bucket_of(self, batch: int) -> int:
         """See `Runner`; batches run at their own size."""

@@ -10,7 +10,7 @@ from ddtree.engine.budget_policy import CANDIDATES, CUTS, BudgetPolicy, auto_sha
 from ddtree.engine.completion import TracedTree
 from ddtree.engine.flight import Flight
 from ddtree.engine.pages import PagePool
-from ddtree.engine.prefill import prefill_chunk
+from ddtree.engine.prefill import PrefillKind
 from ddtree.engine.runner import EagerRunner, Launched, Runner
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.speculation import DraftShape
@@ -22,6 +22,10 @@ from ddtree.models.target import Target
 
 MAX_ROUND_ROWS = 2048
 """Rows that one round verifies at most, all sequences together; larger groups take turns."""
+
+
+MAX_PREFILL_ROWS = 1024
+"""Prompt rows of one prefill at most, all sequences together."""
 
 
 class Scheduler:
@@ -102,7 +106,7 @@ class Scheduler:
         prefills, rounds = self._prefill_groups(), self._round_groups(decoding)
 
         def launches(constrained: bool) -> Iterator[Prefilling | Decoding]:
-            yield from (self._prefill(group, rows) for rows, group in prefills if _constrained(group) == constrained)
+            yield from (self._prefill(group) for group in prefills if _constrained(group) == constrained)
             yield from (self._round(shape, group) for shape, group in rounds if _constrained(group) == constrained)
 
         # What is not launched here is launched while the line below lands it, one piece of work after the other.
@@ -139,33 +143,37 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         self._free_slots.sort()
 
-    def _prefill(self, group: list[Sequence], rows: int) -> "Prefilling":
-        """Commit the next ``rows`` prompt tokens of each sequence; those whose prompt ends choose their first token."""
+    def _prefill(self, group: list[Sequence]) -> "Prefilling":
+        """Commit the next prompt tokens of each sequence; those whose prompt ends choose their first token."""
         began = time.perf_counter()
-        tokens = self._state.on_device([s.prompt[s.prefilled : s.prefilled + rows] for s in group])
-        slots = self._state.on_device([s.slot for s in group])
-        flags = SamplingFlags.of(s.params for s in group)
-        batch = self._state.select(slots, flags, max(s.committed for s in group))
-        drafter = self._drafter if group[0].shape.budget else None
-        is_last = len(group[0].prompt) == group[0].prefilled + rows
+        chunks = [s.prompt[s.prefilled : s.prefilled + self._prefill_tokens] for s in group]
+        slots, flags = [s.slot for s in group], SamplingFlags.of(s.params for s in group)
+        kind = PrefillKind(
+            is_last=len(group[0].prompt) == group[0].prefilled + len(chunks[0]),
+            drafts=group[0].shape.budget > 0,
+            flags=flags,
+        )
+        bound = max(s.committed for s in group)
         constraints = [s.constraint for s in group if s.constraint is not None]
-        packed = prefill_chunk(self._state, batch, self._target, drafter, tokens, is_last, constraints)
-        for sequence in group:
-            sequence.prefilled = sequence.committed = sequence.prefilled + rows
+        if constraints:
+            packed = self._split.prefill(slots, chunks, kind, bound, constraints)
+        else:
+            packed = self._runner.prefill(slots, chunks, kind, bound)
+        for sequence, chunk in zip(group, chunks, strict=True):
+            sequence.prefilled = sequence.committed = sequence.prefilled + len(chunk)
         return Prefilling(group, Flight(packed, 1, began) if packed is not None else None)
 
-    def _prefill_groups(self) -> list[tuple[int, list[Sequence]]]:
-        """Sequences whose next chunks have one length, end alike, draft alike and are constrained alike."""
+    def _prefill_groups(self) -> list[list[Sequence]]:
+        """Sequences whose next chunks run at one size, end alike, draft alike and are constrained alike."""
         by_kind: dict[tuple[int, bool, bool, bool], list[Sequence]] = {}
         for sequence in self._running:
             if not sequence.is_prefilled:
                 left = len(sequence.prompt) - sequence.prefilled
-                rows = min(left, self._prefill_tokens)
-                kind = (rows, rows == left, sequence.shape.budget > 0, sequence.constraint is not None)
+                rows, is_constrained = min(left, self._prefill_tokens), sequence.constraint is not None
+                runner = self._split if is_constrained else self._runner
+                kind = (runner.prefill_rows(rows), rows == left, sequence.shape.budget > 0, is_constrained)
                 by_kind.setdefault(kind, []).append(sequence)
-        return [
-            (rows, part) for (rows, *_), group in by_kind.items() for part in _parts(group, MAX_ROUND_ROWS // rows)
-        ]
+        return [part for (rows, *_), group in by_kind.items() for part in _parts(group, MAX_PREFILL_ROWS // rows)]
 
     def _round_groups(self, decoding: list[Sequence]) -> list[tuple[DraftShape, list[Sequence]]]:
         """Sequences that draft alike and are constrained alike, in parts that a round can verify."""

@@ -51,10 +51,10 @@ class Tiling:
         """Threads of a block."""
         return 32 * self.warps_m * self.warps_k
 
-    def shared_bytes(self, head_dim: int) -> int:
+    def shared_bytes(self, packed_rows: int, head_dim: int) -> int:
         """Dynamic shared memory of a block: the steps in flight, and the parts that other groups push."""
-        groups = self.cluster * self.warps_k
-        parts = groups * (self.tile_rows * (head_dim // self.cluster) + 8) * 4 + groups * (self.tile_rows + 1) * 8
+        groups, rows = self.cluster * self.warps_k, min(packed_rows, self.tile_rows)
+        parts = groups * (rows * (head_dim // self.cluster) + 8) * 4 + groups * (rows + 1) * 8
         return self.warps_k * self.stages * 4 * self.keys * head_dim + (parts if groups > 1 else 0)
 
     def parts(self, packed_rows: int, head_dim: int) -> int:
@@ -168,13 +168,13 @@ class TreeAttention:
             "tree_attention.cu", query.device, HEAD_DIM=head_dim, GROUPS=groups,
             CLUSTER=tiling.cluster, WARPS_K=tiling.warps_k, WARPS_M=tiling.warps_m, ROWS_16=tiling.rows_16,
             KEYS=tiling.keys, STAGES=tiling.stages, PARTS=tiling.parts(rows * groups, head_dim),
-            WIDE=int(tiling.wide), EARLY=int(self.early),
+            PART_ROWS=min(tiling.tile_rows, rows * groups), WIDE=int(tiling.wide), EARLY=int(self.early),
         )  # fmt: skip
         query = query.contiguous()
         out = torch.empty_like(query)
         tiles = -(-rows * groups // tiling.tile_rows)
         module.launch(
-            "tree_attention", (tiles * tiling.cluster, kv_heads, batch), tiling.threads, tiling.shared_bytes(head_dim),
+            "tree_attention", (tiles * tiling.cluster, kv_heads, batch), tiling.threads, tiling.shared_bytes(rows * groups, head_dim),
             query, keys, values, out, self._block_table, self._committed, self._depths, self._seen,
             rows, kv_heads, self._block_table.shape[1], page.bit_length() - 1, head_dim**-0.5 * _LOG2_E,
             self._context_window, _NO_WINDOW if sliding_window is None else sliding_window,

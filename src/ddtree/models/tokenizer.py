@@ -90,6 +90,19 @@ class Tokenizer:
             self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         )
 
+    def for_grammars(self, vocab_size: int, end_token_ids: Sequence[int] | None) -> Any:
+        """llguidance's table of the same tokens.
+
+        Args:
+            vocab_size: tokens of the model, which may be more than the tokenizer has.
+            end_token_ids: tokens that end an answer; the tokenizer's own if None.
+        """
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(
+            self._hf, n_vocab=vocab_size, eos_token=None if end_token_ids is None else list(end_token_ids)
+        )
+
     def token_text(self, token_id: int) -> str:
         """What one token says, special tokens by their name."""
         return self.decode([token_id], skip_special_tokens=False)

@@ -6,8 +6,8 @@
 // HEAD_DIM / CLUSTER columns; after one cluster barrier every block puts its columns together and writes them.
 //
 // Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER (at most HEAD_DIM / 8), WARPS_K, WARPS_M, ROWS_16 (16-row tiles a warp
-// holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PARTS (threads that share one output pair), WIDE
-// (1: wgmma; wants WARPS_M a multiple of 4, ROWS_16 1, KEYS 64) and EARLY
+// holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PART_ROWS (of a tile, at most so many exist), PARTS
+// (threads that share one output pair), WIDE (1: wgmma; wants WARPS_M a multiple of 4, ROWS_16 1, KEYS 64) and EARLY
 // (1: what is committed, and where, is older than the kernel before, so that it may be read while that still runs).
 
 typedef unsigned int u32;
@@ -26,8 +26,8 @@ typedef long long i64;
 #define PIECES (HEAD_DIM / 8)  // 16-byte pieces of a key; also 8-column tiles of the output
 #define COLUMNS (HEAD_DIM / CLUSTER)
 #define STEP_BYTES (KEYS * HEAD_DIM * 2)  // keys, or values, of one step
-#define PART_STRIDE (TILE_ROWS * COLUMNS + 8)  // floats; the pad spreads the groups over the banks
-#define WEIGHT_STRIDE (TILE_ROWS + 1)
+#define PART_STRIDE (PART_ROWS * COLUMNS + 8)  // floats; the pad spreads the groups over the banks
+#define WEIGHT_STRIDE (PART_ROWS + 1)
 
 #ifndef CUDA_ON_CPU  // what only the GPU has; tests bring their own for the CPU
 __device__ __forceinline__ u32 shared_address(const void* place) { return (u32)__cvta_generic_to_shared(place); }

@@ -1,0 +1,120 @@
+"""Grammars for answers: JSON of a schema, kept along every path of a draft tree."""
+
+import threading
+from collections.abc import Sequence as Seq
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from ddtree.engine import Engine
+from ddtree.errors import UserError
+from ddtree.models.tokenizer import Tokenizer
+
+_JSON_STYLE: Any = {
+    "lenient": False,  # a keyword that cannot be kept is refused
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[ \n]{0,40}",  # a model that only writes blanks comes to an end
+}
+
+
+class Grammar:
+    """A grammar for one engine; each answer gets a `GrammarState` of its own."""
+
+    def __init__(self, matcher: LLMatcher, end_token_ids: frozenset[int], vocab_size: int) -> None:
+        self._matcher, self._end_token_ids, self._vocab_size = matcher, end_token_ids, vocab_size
+
+    def start(self) -> "GrammarState":
+        """The state before the first token."""
+        return GrammarState(self._matcher.deep_copy(), self._end_token_ids, self._vocab_size)
+
+
+class GrammarState:
+    """Where one answer stands in its grammar; an `ddtree.engine.constraint.Constraint`.
+
+    Attributes:
+        is_complete: nothing more may follow, or the grammar could not be followed any longer.
+        fault: why it could not.
+    """
+
+    def __init__(self, matcher: LLMatcher, end_token_ids: frozenset[int], vocab_size: int) -> None:
+        self._matcher, self._ends, self._words = matcher, end_token_ids, -(-vocab_size // 32)
+        self.is_complete = False
+        self.fault: str | None = None
+
+    def allowed(self, tokens: Seq[int], parents: Seq[int]) -> NDArray[np.int32]:
+        """See `Constraint`. Paths that leave the grammar are not followed: the target cannot take them either."""
+        bits = np.full((len(tokens), self._words), -1, dtype=np.int32)
+        children: list[list[int]] = [[] for _ in tokens]
+        for row in range(1, len(tokens)):
+            children[parents[row]].append(row)
+
+        def fill(row: int) -> None:
+            fill_next_token_bitmask(self._matcher, bits, row)
+            for child in children[row]:
+                token = tokens[child]
+                if token not in self._ends and bits[row, token // 32] >> token % 32 & 1:
+                    if not self._matcher.consume_token(token):
+                        break
+                    fill(child)
+                    self._matcher.rollback(1)
+
+        fill(0)
+        if self._matcher.is_error():
+            self.fault = self._matcher.get_error()
+            bits[:] = -1  # the answer ends with the next token; the round of the others goes on
+        return bits
+
+    def advance(self, token: int) -> None:
+        """See `Constraint`."""
+        if self.fault is None and not self._matcher.consume_token(token):
+            self.fault = self._matcher.get_error()
+        self.is_complete = self.fault is not None or self._matcher.is_stopped()
+
+
+class GrammarCompiler:
+    """Makes grammars for one model; safe to use from several threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._tokenizer: Tokenizer = engine.tokenizer
+        self._vocab_size = engine.target.config.vocab_size
+        self._end_token_ids = frozenset(engine.target.config.eos_token_ids)
+        self._lock = threading.Lock()
+
+    def json_schema(self, schema: dict[str, Any]) -> Grammar:
+        """JSON that fits ``schema``.
+
+        Raises:
+            UserError: it is no schema, has keywords that cannot be kept, or is too large.
+        """
+        try:
+            return self._compile(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE))
+        except ValueError as error:
+            raise UserError(f"the schema cannot be used ({error})") from None
+
+    def lark(self, text: str) -> Grammar:
+        """What a grammar in llguidance's Lark dialect describes.
+
+        Raises:
+            UserError: it cannot be used.
+        """
+        return self._compile(LLMatcher.grammar_from_lark(text))
+
+    def _compile(self, grammar: str) -> Grammar:
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            raise UserError(f"the schema cannot be used ({matcher.get_error()})")
+        return Grammar(matcher, self._end_token_ids, self._vocab_size)
+
+    @property
+    def _vocabulary(self) -> LLTokenizer:
+        with self._lock:  # takes about a second the first time
+            return self._table
+
+    @cached_property
+    def _table(self) -> LLTokenizer:
+        ends = sorted(self._end_token_ids) or None
+        return self._tokenizer.for_grammars(self._vocab_size, ends)
