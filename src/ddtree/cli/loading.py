@@ -36,6 +36,7 @@ def load_engine(
         max_model_len=options.max_model_len,
         memory_fraction=options.memory_fraction,
         max_batch=options.max_batch,
+        threads=options.threads,
         on_progress=progress,
     )
 

@@ -54,8 +54,13 @@ class PairOptions:
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Longest context in tokens. Default: the model's.")
     ] = None
-    memory_fraction: Annotated[float, typer.Option(help="Share of the device's memory that may be used.")] = 0.8
+    memory_fraction: Annotated[
+        float, typer.Option(help="Share of the memory free after loading that the caches may take.")
+    ] = 0.8
     max_batch: Annotated[int, typer.Option(min=1, help="Prompts decoded at the same time.")] = 8
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads. Default: one a core; 1 is better on a busy machine.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
