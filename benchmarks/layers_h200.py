@@ -24,6 +24,7 @@ from ddtree.kernels import cuda_module
 from ddtree.kernels import layer_products_cuda as fused
 from ddtree.kernels.fast_set import FAST
 from ddtree.kernels.placement import Placement
+from ddtree.kernels.product_tiling import Chip, Tiling, tilings
 
 BF16 = torch.bfloat16
 _LAUNCH = cuda_module.CudaModule.launch
@@ -55,6 +56,7 @@ class Shape:
 
 SMALL = Shape(576, 1536, 9, 3, 64, 30)
 DRAFTER = replace(SMALL, layers=5, head_norms=True)
+MIDDLE = Shape(1024, 3072, 16, 8, 128, 28, True)
 LARGE = Shape(4096, 12288, 32, 8, 128, 36, True)
 Layer = dict[str, torch.Tensor]
 
@@ -149,7 +151,8 @@ class PassOfRows:
 
 def passes(large: bool) -> list[dict[str, object]]:
     table: list[dict[str, object]] = []
-    shapes = {"SmolLM2-135M": (SMALL, (1, 2, 9, 17, 33, 65, 129)), "its drafter": (DRAFTER, (16,))}
+    shapes = {"SmolLM2-135M": (SMALL, (1, 9, 17, 33, 65, 129)), "its drafter": (DRAFTER, (16,))}
+    shapes["Qwen3-0.6B"] = (MIDDLE, (1, 17, 65))
     if large:
         shapes = {"Qwen3-8B": (LARGE, (1, 17, 65))}
     for name, (shape, all_rows) in shapes.items():
@@ -176,10 +179,10 @@ def _set_early(may: bool) -> None:
     cuda_module.CudaModule.launch = launch  # type: ignore[method-assign, assignment]
 
 
-def candidates(shape: Shape, rows: int) -> Iterator[tuple[str, fused.Tiling]]:
+def candidates(shape: Shape, rows: int) -> Iterator[tuple[str, Tiling]]:
     for name, (kind, columns, size) in shape.products().items():
         head_dim = shape.head_dim if kind == "attend_input" else 0
-        for tiling in fused.tilings(kind, rows, columns, size, head_dim, bool(head_dim) and shape.head_norms):
+        for tiling in tilings(kind, rows, columns, size, Chip(), head_dim, bool(head_dim) and shape.head_norms):
             yield name, tiling
 
 
@@ -213,35 +216,35 @@ def tune(all_rows: tuple[int, ...]) -> list[dict[str, object]]:
     layers = {shape: make_layers(shape) for shape in (SMALL, DRAFTER)}
     for shape, rows in work:
         own = PassOfRows(shape, layers[shape], rows)
-        options: dict[tuple[str, int, int], list[fused.Tiling]] = {}
+        options: dict[tuple[str, int, int], list[Tiling]] = {}
         for name, tiling in candidates(shape, rows):
             options.setdefault(shape.products()[name], []).append(tiling)
-        chosen: dict[tuple[str, int, int], fused.Tiling] = {}
+        chosen: dict[tuple[str, int, int], Tiling] = {}
         best = start = graph_ms(own.fused)
 
-        def override(kind: str, _: int, columns: int, size: int, *rest: Any) -> fused.Tiling:
-            own_choice: fused.Tiling = chosen.get((kind, columns, size)) or choose(kind, rows, columns, size, *rest)  # noqa: B023
+        def override(kind: str, _: int, columns: int, size: int, *rest: Any) -> Tiling:
+            own_choice: Tiling = chosen.get((kind, columns, size)) or choose(kind, rows, columns, size, *rest)  # noqa: B023
             return own_choice
 
         fused.tiling = override  # type: ignore[assignment]
         for turn in range(3):
             before = best
-            for product, tilings in options.items():
+            for product, own_options in options.items():
                 times = []
-                for tiling in tilings:
+                for tiling in own_options:
                     kept = chosen.get(product)
                     chosen[product] = tiling
-                    times.append((graph_ms(own.fused, 13), tilings.index(tiling)))
+                    times.append((graph_ms(own.fused, 13), own_options.index(tiling)))
                     if kept is None:
                         del chosen[product]
                     else:
                         chosen[product] = kept
                 time, index = min(times)
                 if time < best * 0.998:
-                    chosen[product], best = tilings[index], time
+                    chosen[product], best = own_options[index], time
                 if turn == 0:  # go on with those that are near
                     near = sorted(times)[: max(6, len(times) // 3)]
-                    options[product] = [tilings[i] for _, i in near]
+                    options[product] = [own_options[i] for _, i in near]
             if best > before * 0.997:
                 break
         best = graph_ms(own.fused)

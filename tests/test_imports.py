@@ -22,11 +22,12 @@ BASE = {"numpy", "typer", "rich", "pydantic", "httpx"}
 # What of ours a package may import. Those not named may import anything of ours.
 MAY_IMPORT = {
     "tree": set(),
-    "kernels": {"tree", "errors"},
+    "kernels": {"tree", "errors", "user_cache"},
     "models": {"kernels", "errors"},
-    "engine": {"tree", "models", "kernels", "errors"},
-    "demo": {"errors"},
+    "engine": {"tree", "models", "kernels", "errors", "user_cache"},
+    "demo": {"errors", "user_cache"},
     "errors": set(),
+    "user_cache": {"errors"},
     "extras": {"errors"},
 }
 

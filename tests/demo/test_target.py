@@ -18,11 +18,12 @@ from tiny_target import WHEEL_NAME, gguf_bytes, sha256, wheel_bytes
 from ddtree.demo import cache as cache_module
 from ddtree.demo import download as download_module
 from ddtree.demo import target as target_module
-from ddtree.demo.cache import cache_folder, exclusive
+from ddtree.demo.cache import exclusive
 from ddtree.demo.convert import convert
 from ddtree.demo.download import PinnedFile
 from ddtree.demo.target import target_folder
 from ddtree.errors import UserError
+from ddtree.user_cache import cache_folder
 
 PINNED = ("WHEEL", "GGUF_SHA256", "WEIGHTS_SHA256", "_WEIGHTS_BYTES")
 

@@ -121,23 +121,6 @@ static float half_of(unsigned both, int which) { return __uint_as_float(which ? 
 template <class T> static T load_fresh(const T* from) { return *from; }
 static void let_next_start() {}
 static void wait_for_inputs() {}
-// mma.m16n8k16: quad g of the warp's lanes holds rows g and g + 8 of a and column g of b.
-static unsigned mma_a[32][32][4], mma_b[32][32][2];
-static void mma_bf16(float* sum, const unsigned* a, const unsigned* b) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    memcpy(mma_a[warp][lane], a, 16);
-    memcpy(mma_b[warp][lane], b, 8);
-    __syncwarp();
-    for (int i = 0; i < 4; i++) {
-        int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
-        for (int k = 0; k < 16; k++) {
-            int t = k % 8 / 2;
-            float x = half_of(mma_a[warp][row % 8 * 4 + t][row / 8 + 2 * (k / 8)], k % 2);
-            sum[i] += x * half_of(mma_b[warp][column * 4 + t][k / 8], k % 2);
-        }
-    }
-    __syncwarp();
-}
 
 static void enter() {
     body();

@@ -47,6 +47,7 @@ static void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
         }
     __syncwarp();
 }
+static bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 static void publish_copies() {}
 static float power_of_2(float x) { return exp2f(x); }
 static void meet_group(int group, int threads) { meet(own_block.named_meeting[group + 1], threads); }

@@ -138,11 +138,11 @@ def test_what_the_kernel_does_not_serve_goes_to_triton(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("places", [1, 3, 8, 64, 512])
-@pytest.mark.parametrize("widest", [8, 16])
-def test_every_tiling_fits_the_device(head_dim: int, places: int, widest: int) -> None:
+@pytest.mark.parametrize(("widest", "wide"), [(8, False), (16, False), (16, True)])
+def test_every_tiling_fits_the_device(head_dim: int, places: int, widest: int, wide: bool) -> None:
     for packed_rows in (*range(1, 300, 7), 1000, 5000):
         for keys_bound in (20, 300, 4000, 100_000):
-            tiling = choose_tiling(packed_rows, places, head_dim, keys_bound, widest)
+            tiling = choose_tiling(packed_rows, places, head_dim, keys_bound, widest, wide)
             assert tiling.shared_bytes(packed_rows, head_dim) <= 227 * 1024
             assert tiling.cluster <= min(widest, head_dim // 8)
             registers = 255 if tiling.rows_16 * head_dim >= 256 else 168

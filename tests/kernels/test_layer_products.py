@@ -11,6 +11,15 @@ torch = pytest.importorskip("torch")
 
 from ddtree.kernels import layer_products as twins  # noqa: E402
 from ddtree.kernels import layer_products_cuda as fused  # noqa: E402
+from ddtree.kernels.product_tiling import (  # noqa: E402
+    _MEASURED,
+    _ROW_BUCKETS,
+    Chip,
+    Tiling,
+    tiling,
+    tilings,
+    warps_for,
+)
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -132,9 +141,22 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 def test_every_shape_of_a_small_model_has_a_tiling(shape: tuple[int, int, int, int, int], rows: int) -> None:
     hidden, middle, heads, kv_heads, head_dim = shape
     qkv = (heads + 2 * kv_heads) * head_dim
-    found = [fused.tiling("attend_input", rows, qkv, hidden, head_dim)]
-    found += [fused.tiling("add_linear", rows, hidden, size) for size in (heads * head_dim, middle)]
-    found += [fused.tiling("feed_forward_input", rows, 2 * middle, hidden)]
+    found = [tiling("attend_input", rows, qkv, hidden, Chip(), head_dim)]
+    found += [tiling("add_linear", rows, hidden, size, Chip()) for size in (heads * head_dim, middle)]
+    found += [tiling("feed_forward_input", rows, 2 * middle, hidden, Chip())]
     if head_dim == 64:  # more weights of a head than a block can hold go another way
-        found += [fused.tiling("attend_input", rows, qkv, hidden, head_dim, True)]
+        found += [tiling("attend_input", rows, qkv, hidden, Chip(), head_dim, True)]
     assert None not in found
+
+
+def test_measured_tilings_are_possible() -> None:
+    for (kind, columns, size), found in _MEASURED.items():
+        for rows, (tiles, row_tiles) in zip(_ROW_BUCKETS, found, strict=True):
+            possible = tilings(kind, rows, columns, size, Chip(), HEAD_DIM if kind == "attend_input" else 0)
+            assert Tiling(tiles, row_tiles, warps_for(size)) in possible
+
+
+def test_a_chip_with_little_shared_memory_gets_smaller_tilings() -> None:
+    for rows in _ROW_BUCKETS:
+        found = tiling("add_linear", rows, HIDDEN, MIDDLE, Chip(shared_bytes=99 * 1024))
+        assert found is not None and found.shared_bytes(MIDDLE) <= 99 * 1024

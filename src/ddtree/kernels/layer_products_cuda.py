@@ -5,99 +5,35 @@ follows are one kernel there, which starts to read its weights while the kernel 
 are bound by their weights, which cuBLAS reads about as fast as memory gives them.
 """
 
-from dataclasses import dataclass
-from functools import cache as remember
-
 import torch
 from torch.nn.functional import linear
 
 from ddtree.kernels.cuda_module import Argument, cuda_module
+from ddtree.kernels.product_tiling import MAX_ROWS, Tiling, chip_of, tiling
 
-MAX_ROWS = 136
-"""Above so many rows cuBLAS' larger tiles win."""
 MAX_HIDDEN = 1024
 """Above this hidden size the weights are what takes time."""
+MAX_NUMBERS = MAX_ROWS * 576
+"""Above so many numbers in the stream cuBLAS' larger tiles win."""
 SOURCE = "layer_products.cu"
 _KERNELS = ("add_linear", "feed_forward_input", "attend_input")
-_PROCESSORS = 132
-_MAX_WARPS = 16
-_MAX_REGISTERS = 72  # of a thread, for its inputs
-_MAX_SHARED_BYTES = 200 * 1024
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a product is cut into blocks.
-
-    Attributes:
-        tiles: tiles of 8 weight rows a block takes.
-        row_tiles: tiles of 8 input rows a block takes.
-        warps: warps of a block; they split the product's inner axis.
-    """
-
-    tiles: int
-    row_tiles: int
-    warps: int
-
-    def shared_bytes(self, size: int) -> int:
-        """For a product over ``size``: the warps' sums, sums of squares, weights of the norm and of the product."""
-        pieces = self.warps * -(-(size // 32) // self.warps)
-        sums = 4 * self.warps * 8 * self.row_tiles * (8 * self.tiles + 1)
-        return sums + 2 * size + 64 * pieces * 8 * self.tiles
-
-
-def warps_for(size: int) -> int:
-    """Warps that split an inner axis of ``size``: a function of it alone, so that sums do not depend on the rows."""
-    pieces = size // 32
-    each = -(-pieces // _MAX_WARPS)
-    return -(-pieces // each)
-
-
-def tilings(
-    kind: str, rows: int, columns: int, size: int, head_dim: int = 0, whole_heads: bool = False
-) -> list[Tiling]:
-    """All tilings that a product can have.
-
-    Args:
-        kind: the kernel's name.
-        rows, columns, size: of the product.
-        whole_heads: a block takes all columns of a head.
-    """
-    warps = warps_for(size)
-    each = -(-(size // 32) // warps)
-    found = []
-    for tiles in (head_dim // 8,) if whole_heads else (1, 2, 3, 4, 6, 8):
-        if columns % (8 * tiles) or (kind == "feed_forward_input" and columns // 2 % (4 * tiles)):
-            continue
-        if kind == "attend_input" and head_dim % (8 * tiles):
-            continue
-        for row_tiles in range(1, min(-(-rows // 8), 8) + 1):
-            pairs = 8 * row_tiles * 4 * tiles // (1 if kind == "add_linear" else 2)  # each is one thread's
-            one = Tiling(tiles, row_tiles, warps)
-            fits = 4 * row_tiles * each <= _MAX_REGISTERS and one.shared_bytes(size) <= _MAX_SHARED_BYTES
-            if pairs <= 32 * warps and fits:
-                found.append(one)
-    return found
-
-
-@remember
-def tiling(
-    kind: str, rows: int, columns: int, size: int, head_dim: int = 0, whole_heads: bool = False
-) -> Tiling | None:
-    """The tiling that makes the busiest multiprocessor read least, if there is any; see `tilings`."""
-
-    def cost(one: Tiling) -> int:
-        blocks = columns // (8 * one.tiles) * -(-rows // (8 * one.row_tiles))
-        # Weights are read ahead, so they count half; a block costs about as much as 12 rows.
-        return -(-blocks // _PROCESSORS) * (min(8 * one.row_tiles, rows) + 4 * one.tiles + 12)
-
-    return min(tilings(kind, rows, columns, size, head_dim, whole_heads), key=cost, default=None)
 
 
 def is_small(stream: torch.Tensor) -> bool:
     """Whether the rows are those of a small model, in the type that the fused kernels are made for."""
-    hidden = stream.shape[-1]
-    return stream.dtype == torch.bfloat16 and hidden <= MAX_HIDDEN and stream.numel() <= MAX_ROWS * hidden
+    rows, hidden = stream.numel() // stream.shape[-1], stream.shape[-1]
+    small = hidden <= MAX_HIDDEN and rows <= MAX_ROWS and stream.numel() <= MAX_NUMBERS
+    return small and stream.dtype == torch.bfloat16
+
+
+def _tiling_for(
+    kind: str, stream: torch.Tensor, columns: int, size: int, head_dim: int = 0, whole_heads: bool = False
+) -> Tiling | None:
+    """The tiling of a product on the rows of ``stream``; None where cuBLAS is to do it."""
+    if not is_small(stream):
+        return None
+    rows = stream.numel() // stream.shape[-1]
+    return tiling(kind, rows, columns, size, chip_of(stream.device), head_dim, whole_heads)
 
 
 def defines(kind: str, tiles: Tiling, size: int, head_dim: int = 0) -> dict[str, int]:
@@ -132,7 +68,7 @@ def attend_input(
     columns, hidden = weight.shape
     batch, rows, _ = stream.shape
     has_norms = q_norm is not None or k_norm is not None
-    tiles = tiling("attend_input", batch * rows, columns, hidden, head_dim, has_norms) if is_small(stream) else None
+    tiles = _tiling_for("attend_input", stream, columns, hidden, head_dim, has_norms)
     if tiles is None:
         from ddtree.kernels.norm_triton import rms_norm
         from ddtree.kernels.rotary_triton import rotate_and_write
@@ -156,7 +92,7 @@ def feed_forward_input(
     """See `ddtree.kernels.layer_products.feed_forward_input`."""
     columns, hidden = weight.shape
     batch, rows, _ = stream.shape
-    tiles = tiling("feed_forward_input", batch * rows, columns, hidden) if is_small(stream) else None
+    tiles = _tiling_for("feed_forward_input", stream, columns, hidden)
     if tiles is None:
         from ddtree.kernels.activation_triton import silu_mul
         from ddtree.kernels.norm_triton import rms_norm
@@ -180,7 +116,7 @@ def add_linear(
     """See `ddtree.kernels.layer_products.add_linear`; large products round once, after the sum."""
     hidden, size = weight.shape
     batch, rows, _ = stream.shape
-    tiles = tiling("add_linear", batch * rows, hidden, size) if is_small(stream) else None
+    tiles = _tiling_for("add_linear", stream, hidden, size)
     if tiles is None:
         if bias is None:
             stream.view(-1, hidden).addmm_(x.reshape(-1, size), weight.t())

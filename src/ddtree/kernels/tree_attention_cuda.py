@@ -66,8 +66,10 @@ class Tiling:
         return parts
 
 
-def choose_tiling(packed_rows: int, places: int, head_dim: int, keys_bound: int, widest_cluster: int) -> Tiling:
-    """The tiling of a shape.
+def choose_tiling(
+    packed_rows: int, places: int, head_dim: int, keys_bound: int, widest_cluster: int, wide: bool
+) -> Tiling:
+    """The tiling of a shape, from what was fastest on an H200.
 
     Args:
         packed_rows: rows times the query heads that share a key head.
@@ -75,21 +77,27 @@ def choose_tiling(packed_rows: int, places: int, head_dim: int, keys_bound: int,
         head_dim: 64 or 128.
         keys_bound: no row sees more keys.
         widest_cluster: blocks that the device lets share a cluster.
+        wide: the device has wgmma.
     """
     tiles_16 = -(-packed_rows // 16)
-    widest = min(widest_cluster, head_dim // 8)
+    wide = wide and tiles_16 > 3
     if tiles_16 == 1:
         warps_m, warps_k, keys, stages = 1, 4, 16, 3
-    elif tiles_16 <= 5:
-        warps_m, warps_k, keys, stages = tiles_16, 2, 32, 3
+    elif wide:
+        warps_m, warps_k, keys, stages = 4 if tiles_16 <= 16 else 8, 1, 64, 2
     else:
-        tiles = -(-tiles_16 // 8)
-        warps_m, warps_k, keys, stages = -(-tiles_16 // tiles), 1, 32, 3
+        warps_m, warps_k, keys, stages = min(tiles_16, 2 if head_dim == 64 else 6), 2 if tiles_16 < 4 else 1, 32, 3
     tiles = -(-tiles_16 // warps_m)
+    widest = min(widest_cluster, head_dim // 8)
     cluster = 1
     while cluster * 2 <= widest and cluster * tiles * places < 100 and cluster * warps_k * keys < keys_bound:
         cluster *= 2
-    return Tiling(cluster, warps_k, warps_m, 1, keys, stages)
+    return Tiling(cluster, warps_k, warps_m, 1, keys, stages, wide)
+
+
+@cache
+def _has_wgmma(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @cache
@@ -162,8 +170,10 @@ class TreeAttention:
         if self._seen is None or query.dtype != torch.bfloat16 or head_dim not in (64, 128):
             return self._elsewhere(query, keys, values, sliding_window)
         groups = heads // kv_heads
-        widest = _widest_cluster(query.device)
-        tiling = self.tiling or choose_tiling(rows * groups, batch * kv_heads, head_dim, self._keys_bound, widest)
+        tiling = self.tiling or choose_tiling(
+            rows * groups, batch * kv_heads, head_dim, self._keys_bound,
+            _widest_cluster(query.device), _has_wgmma(query.device),
+        )  # fmt: skip
         module = cuda_module(
             "tree_attention.cu", query.device, HEAD_DIM=head_dim, GROUPS=groups,
             CLUSTER=tiling.cluster, WARPS_K=tiling.warps_k, WARPS_M=tiling.warps_m, ROWS_16=tiling.rows_16,

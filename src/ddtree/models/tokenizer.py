@@ -99,8 +99,9 @@ class Tokenizer:
         """
         from llguidance.hf import from_tokenizer
 
+        fast: Any = self._hf
         return from_tokenizer(
-            self._hf, n_vocab=vocab_size, eos_token=None if end_token_ids is None else list(end_token_ids)
+            fast, n_vocab=vocab_size, eos_token=None if end_token_ids is None else list(end_token_ids)
         )
 
     def token_text(self, token_id: int) -> str:

@@ -123,7 +123,9 @@ class EngineThread:
             self._news.append(partial(job.fail, shutting_down()))
             return
         try:
-            sequence = self.engine.submit(job.prompt, job.params, speculation=job.speculation)
+            sequence = self.engine.submit(
+                job.prompt, job.params, speculation=job.speculation, constraint=job.constraint
+            )
         except UserError as error:
             self._news.append(partial(job.fail, from_user_error(error)))
         except Exception:
@@ -189,7 +191,12 @@ class EngineThread:
         done = sequence.completion() if sequence.finish_reason else None
         new = slice(seat.tokens, None)
         delta = Delta(sequence.text[seat.text :], sequence.output[new], sequence.logprobs[new], done)
-        self._news.append(partial(job.write, delta))
+        fault = job.constraint.fault if job.constraint else None
+        if fault is not None:
+            told = f"response_format: the answer could not be kept in this format ({fault})"
+            self._news.append(partial(job.fail, ApiError(400, told, param="response_format", code="format_failed")))
+        else:
+            self._news.append(partial(job.write, delta))
         if done:
             del self._seats[job]
         seat.text, seat.tokens = len(sequence.text), len(sequence.output)

@@ -11,7 +11,7 @@ from typing import Any
 import ddtree
 from ddtree.server.service import Service
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "fastapi", "uvicorn", "pydantic", "numpy")
+_PACKAGES = ("torch", "transformers", "tokenizers", "fastapi", "uvicorn", "pydantic", "numpy", "llguidance")
 
 
 def server_info(service: Service, requested: dict[str, Any]) -> dict[str, Any]:

@@ -64,14 +64,17 @@ class GrammarState:
 
         fill(0)
         if self._matcher.is_error():
-            self.fault = self._matcher.get_error()
+            self.fault = _first_line(self._matcher.get_error())
+        elif not bits[0].any():
+            self.fault = "no token of this model can go on"
+        if self.fault is not None:
             bits[:] = -1  # the answer ends with the next token; the round of the others goes on
         return bits
 
     def advance(self, token: int) -> None:
         """See `Constraint`."""
         if self.fault is None and not self._matcher.consume_token(token):
-            self.fault = self._matcher.get_error()
+            self.fault = _first_line(self._matcher.get_error())
         self.is_complete = self.fault is not None or self._matcher.is_stopped()
 
 
@@ -106,7 +109,7 @@ class GrammarCompiler:
     def _compile(self, grammar: str) -> Grammar:
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
         if matcher.is_error():
-            raise UserError(f"the schema cannot be used ({matcher.get_error()})")
+            raise UserError(f"the schema cannot be used ({_first_line(matcher.get_error())})")
         return Grammar(matcher, self._end_token_ids, self._vocab_size)
 
     @property
@@ -117,4 +120,10 @@ class GrammarCompiler:
     @cached_property
     def _table(self) -> LLTokenizer:
         ends = sorted(self._end_token_ids) or None
-        return self._tokenizer.for_grammars(self._vocab_size, ends)
+        table: LLTokenizer = self._tokenizer.for_grammars(self._vocab_size, ends)
+        return table
+
+
+def _first_line(text: str) -> str:
+    """Of an error, without the parser's inner state."""
+    return text.split("\n", 1)[0]

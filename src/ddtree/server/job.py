@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from ddtree.engine import Completion, SamplingParams, Speculation, TokenLogprob
+from ddtree.server.grammar import GrammarState
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Job:
     prompt: Seq[int]
     params: SamplingParams
     speculation: Speculation | None
+    constraint: GrammarState | None
     wake: asyncio.Event
     has_begun: bool = False
     ordered: float = field(default_factory=time.perf_counter)

@@ -9,6 +9,7 @@ from ddtree.engine import Engine, SamplingParams, Speculation
 from ddtree.engine.sampling_params import MAX_SEED
 from ddtree.errors import UserError
 from ddtree.server.api_error import ApiError, from_user_error
+from ddtree.server.grammar import Grammar
 from ddtree.server.requests import (
     MAX_CHOICES,
     ChatRequest,
@@ -51,8 +52,9 @@ async def plan_chat(service: Service, request: ChatRequest) -> Plan:
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs true", param="top_logprobs", code="invalid_value")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    grammar = await _grammar(service, request)
     prompt = await chat_tokens(engine, request.messages, request.chat_template_kwargs)
-    return _plan(engine, request, [prompt], limits[0] if limits else engine.state.max_model_len, logprobs)
+    return _plan(engine, request, [prompt], limits[0] if limits else engine.state.max_model_len, logprobs, grammar)
 
 
 async def plan_completion(service: Service, request: CompletionRequest) -> Plan:
@@ -102,8 +104,30 @@ def check_model(service: Service, name: str | None) -> None:
         )
 
 
+async def _grammar(service: Service, request: ChatRequest) -> Grammar | None:
+    """What ``response_format`` asks for, compiled."""
+    wanted = request.response_format
+    if wanted is None or wanted.type == "text":
+        if wanted is not None and wanted.json_schema is not None:
+            raise ApiError(400, "response_format.json_schema: only with type json_schema", param="response_format")
+        return None
+    if request.ignore_eos:
+        raise ApiError(400, "ignore_eos: an answer in a format ends where the format ends", param="ignore_eos")
+    if (wanted.json_schema is None) == (wanted.type == "json_schema"):
+        raise ApiError(
+            400, "response_format.json_schema: give it with type json_schema, and only there", param="response_format"
+        )
+    schema = wanted.json_schema.json_schema if wanted.json_schema else {"type": "object"}
+    return await _aside(lambda: service.grammars.json_schema(schema), param="response_format")
+
+
 def _plan(
-    engine: Engine, request: GenerationRequest, prompts: list[list[int]], max_tokens: int, logprobs: int | None
+    engine: Engine,
+    request: GenerationRequest,
+    prompts: list[list[int]],
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: Grammar | None = None,
 ) -> Plan:
     n = request.n or 1
     if n * len(prompts) > MAX_CHOICES:
@@ -113,7 +137,7 @@ def _plan(
     try:
         speculation = _speculation(engine, request.ddtree)
         works = [
-            Work(prompt, _sampling(request, max_tokens, choice, logprobs), speculation)
+            Work(prompt, _sampling(request, max_tokens, choice, logprobs), speculation, grammar)
             for prompt in prompts
             for choice in range(n)
         ]

@@ -116,10 +116,20 @@ class Message(Body):
         return {"role": role, "content": "".join(part.text for part in self.content)}
 
 
-class PlainText(Body):
-    """The only format so far."""
+class JsonSchema(Body):
+    """A schema that the answer keeps; always to the letter, also without ``strict``."""
 
-    type: Literal["text"]
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+    description: None = None
+
+
+class ResponseFormat(Body):
+    """Text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class ChatRequest(GenerationRequest):
@@ -130,7 +140,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: PlainText | None = None
+    response_format: ResponseFormat | None = None
     tool_choice: Literal["none"] | None = None
     parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None

@@ -5,12 +5,14 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 
 from ddtree.engine import Engine, SamplingParams, Speculation
 from ddtree.engine.engine import Progress
 from ddtree.server.api_error import ApiError
 from ddtree.server.engine_thread import EngineThread, shutting_down
+from ddtree.server.grammar import Grammar, GrammarCompiler
 from ddtree.server.job import Delta, Job
 from ddtree.server.metrics import Metrics
 from ddtree.server.pulse import Pulse
@@ -25,6 +27,7 @@ class Work:
     prompt: list[int]
     params: SamplingParams
     speculation: Speculation | None
+    grammar: Grammar | None = None
 
 
 class Service:
@@ -58,6 +61,11 @@ class Service:
             return Readiness(False, f"stalled: a round has been running for {stuck_s:.0f} s", 0.0)
         return self.thread.readiness
 
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles formats that answers are asked to have."""
+        return GrammarCompiler(self.open_engine())
+
     @property
     def unfinished(self) -> int:
         """Answers that run or wait."""
@@ -89,7 +97,10 @@ class Service:
                 429, f"{self.unfinished} answers run or wait, the limit is {room}", code="queue_full", retry_after_s=1
             )
         wake = asyncio.Event()
-        jobs = [Job(work.prompt, work.params, work.speculation, wake) for work in works]
+        jobs = [
+            Job(work.prompt, work.params, work.speculation, work.grammar.start() if work.grammar else None, wake)
+            for work in works
+        ]
         self._jobs.update(jobs)
         for job in jobs:
             self.thread.submit(job)

@@ -25,12 +25,13 @@ constexpr int SQUARES_AT = WARPS * SUMS;              // in shared memory, in fl
 constexpr int NORM_AT = SQUARES_AT + WARPS * ROWS;    // weights of the norm, and
 constexpr int WEIGHTS_AT = NORM_AT + K / 2;           // those of the product, [warp][piece][tile][lane] by 16 bytes
 
-#ifdef __CUDACC__
-__device__ __forceinline__ void mma_bf16(float* sum, const u32* a, const u32* b) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#ifndef CUDA_ON_CPU  // what only the GPU has; tests bring their own for the CPU
+// c += a b for a 16 x 16, b 16 x 8 in bf16.
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     u32 both;
@@ -90,7 +91,7 @@ __device__ __forceinline__ float square_sum(u32 both) { return low(both) * low(b
 // exist; `norm` scales normed inputs. `weight_row(column)` says which row of `weight` makes a column of the block;
 // `meanwhile()` runs while the inputs are on their way.
 template <bool NORMED, class WeightRow, class Meanwhile>
-__device__ __forceinline__ void multiply(float* sums, const uint4* x, int rows, const uint4* norm, float eps,
+__device__ __forceinline__ void multiply_rows(float* sums, const uint4* x, int rows, const uint4* norm, float eps,
                                          const uint4* weight, WeightRow weight_row, Meanwhile meanwhile) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     constexpr int LOADS = K / 8;  // 16 bytes each
@@ -167,11 +168,11 @@ __device__ __forceinline__ void multiply(float* sums, const uint4* x, int rows, 
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
                 const uint4 above = in[i][m], below = m + 1 < ROW_TILES ? in[i][m + 1 < ROW_TILES ? m + 1 : m] : zero;
-                const u32 a[8] = {above.x, below.x, above.y, below.y, above.z, below.z, above.w, below.w};
                 const uint4 w = kept[(i * TILES + tile) * 32];
-                const u32 b[4] = {w.x, w.y, w.z, w.w};
-                mma_bf16(sum, a, b);
-                mma_bf16(sum, a + 4, b + 2);
+                const u32 first[4] = {above.x, below.x, above.y, below.y};
+                const u32 second[4] = {above.z, below.z, above.w, below.w};
+                multiply(sum, first, w.x, w.y);
+                multiply(sum, second, w.z, w.w);
             }
             float* to = sums + warp * SUMS + (tile * ROWS + 8 * m + g) * 8 + 2 * t;
             *(float2*)to = make_float2(sum[0], sum[1]);
@@ -209,7 +210,7 @@ add_linear(const uint4* x, const uint4* weight, const u16* bias, u16* stream, u1
     u32* place = (u32*)(stream + (i64)(first_row + row) * columns + first_column + column);
     u32 before = 0;
     let_next_start();
-    multiply<false>(
+    multiply_rows<false>(
         sums, x + (i64)first_row * (K / 8), rows - first_row, nullptr, 0.0f, weight,
         [&](int c) { return first_column + c; }, [&] { if (mine) before = load_fresh(place); });
     if (!mine) return;
@@ -230,7 +231,7 @@ feed_forward_input(const uint4* stream, const uint4* norm, const uint4* weight, 
     const int first_row = blockIdx.y * ROWS, first_column = blockIdx.x * HALF;
     const int row = threadIdx.x / (HALF / 2), column = threadIdx.x % (HALF / 2) * 2;
     let_next_start();
-    multiply<true>(
+    multiply_rows<true>(
         sums, stream + (i64)first_row * (K / 8), rows - first_row, norm, eps, weight,
         [&](int c) { return first_column + (c < HALF ? c : middle + c - HALF); }, [] {});
     if (row >= ROWS || first_row + row >= rows) return;
@@ -260,7 +261,7 @@ attend_input(const uint4* stream, const uint4* norm, const uint4* weight, const 
     float c[2] = {1, 1}, s[2] = {0, 0};
     i64 slot = 0;
     let_next_start();
-    multiply<true>(
+    multiply_rows<true>(
         sums, stream + (i64)first_row * (K / 8), rows - first_row, norm, eps, weight,
         [&](int n) { return head * HEAD_DIM + first_d + (n < HALF ? n : HEAD_DIM / 2 + n - HALF); },
         [&] {

@@ -27,6 +27,7 @@ typedef long long i64;
 #define COLUMNS (HEAD_DIM / CLUSTER)
 #define STEP_BYTES (KEYS * HEAD_DIM * 2)  // keys, or values, of one step
 #define PART_STRIDE (PART_ROWS * COLUMNS + 8)  // floats; the pad spreads the groups over the banks
+#define LEEWAY 8.0f  // a power of 2
 #define WEIGHT_STRIDE (PART_ROWS + 1)
 
 #ifndef CUDA_ON_CPU  // what only the GPU has; tests bring their own for the CPU
@@ -100,16 +101,24 @@ __device__ __forceinline__ int place_of(int key, int piece) {
     return piece / 8 * (KEYS * 128) + key * 128 + ((piece % 8) ^ (key % 8)) * 16;
 }
 
-// Starts copying KEYS rows of a cache; `base` holds the slot of the lane's 16 keys.
-__device__ __forceinline__ void copy_step(u8* to, const bf16* cache, int base, int left, int kv_stride, int thread) {
+// Starts copying KEYS rows of a cache, of which `left` exist; `base` holds the slot of the lane's 16 keys, `cache` points
+// at the thread's piece of slot 0. Few instructions a piece: what the copies cost to issue, the products wait for.
+__device__ __forceinline__ void copy_step(u8* to, const u8* cache, int base, int left, u32 slot_bytes, int thread) {
+    const int keys_a_turn = GROUP_THREADS / PIECES, turns = (KEYS + keys_a_turn - 1) / keys_a_turn;
+    const int own_key = thread / PIECES, piece = thread % PIECES;
+    if (left >= KEYS) {
 #pragma unroll
-    for (int i = 0; i < (KEYS * PIECES + GROUP_THREADS - 1) / GROUP_THREADS; i++) {
-        int at = i * GROUP_THREADS + thread, key = at / PIECES, piece = at % PIECES;
-        int slot = __shfl_sync(FULL, base, key / 16) + key % 16;
-        if ((KEYS * PIECES) % GROUP_THREADS == 0 || at < KEYS * PIECES) {
-            bool there = key < left;
-            copy_16(to + place_of(key, piece),
-                    cache + (there ? (i64)slot * kv_stride : 0) + piece * 8, there);
+        for (int i = 0; i < turns; i++) {
+            int key = i * keys_a_turn + own_key;
+            u32 slot = __shfl_sync(FULL, base, key / 16) + key % 16;
+            if (KEYS % keys_a_turn == 0 || key < KEYS) copy_16(to + place_of(key, piece), cache + (u64)slot * slot_bytes, true);
+        }
+    } else {  // the last step
+#pragma unroll 1
+        for (int i = 0; i < turns; i++) {
+            int key = i * keys_a_turn + own_key;
+            u32 slot = __shfl_sync(FULL, base, key / 16) + key % 16;
+            if (key < KEYS) copy_16(to + place_of(key, piece), cache + (key < left ? (u64)slot * slot_bytes : 0), key < left);
         }
     }
 }
@@ -154,23 +163,32 @@ __device__ __forceinline__ void wide_values(float (&c)[16][4], const u32 (&a)[4]
 __device__ __forceinline__ u64 describe(const u8* place, int across) {
     return (u64)(shared_address(place) >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
+// Holds the compiler from touching accumulators while products are under way.
+template <int N> __device__ __forceinline__ void hold(float (&c)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) asm volatile("" : FOUR(c[n])::"memory");
+}
 __device__ __forceinline__ void begin_wide() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_wide() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 __device__ __forceinline__ void multiply_keys(float (&s)[1][8][4], const u32 (&q)[1][HEAD_DIM / 16][4], const u8* keys) {
+    hold(s[0]);
     begin_wide();
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
         wide_keys(s[0], q[0][k], describe(keys + k / 4 * (KEYS * 128) + k % 4 * 32, 16), k > 0);
     end_wide();
+    hold(s[0]);
 }
 __device__ __forceinline__ void multiply_values(float (&acc)[1][PIECES][4], const u32 (&p)[4][1][4], const u8* values) {
+    hold(acc[0]);
     begin_wide();
 #pragma unroll
     for (int j = 0; j < 4; j++) wide_values(acc[0], p[j][0], describe(values + j * 2048, KEYS * 128), 1);
     end_wide();
+    hold(acc[0]);
 }
 #else
 // Scores of the rows (left operands q) with a step's keys, added to s.
@@ -241,6 +259,7 @@ __device__ __forceinline__ u32 seen_keys(const u32* seen, const i64* depths, i64
             bits = __funnelshift_r(low, high, at & 31);
         }
         if (depth >= sliding_window)  // rows are at least at depth 0, so other rows are never too far away
+#pragma unroll 1
             for (int i = 0; i < 16; i++)
                 if (bits >> i & 1 && at + i >= 0 && depth - (int)depths[first_row + min(at + i, rows - 1)] >= sliding_window)
                     bits &= ~(1u << i);
@@ -256,7 +275,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     extern __shared__ __align__(1024) unsigned char shared[];
     const int rank = blockIdx.x % CLUSTER, tile = blockIdx.x / CLUSTER, head = blockIdx.y, sequence = blockIdx.z;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
-    const int thread = threadIdx.x % GROUP_THREADS, group = rank * WARPS_K + warp_k;
+    const int group = rank * WARPS_K + warp_k;
     if (CLUSTER > 1) cluster_arrive();  // awaited before anything is pushed: the others must have started
     if (!EARLY) wait_for_inputs();
 
@@ -265,10 +284,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const int first = max(0, max(n_context - context_window, n_context - sliding_window + 1)) & ~15;
     const int steps = (end - first + KEYS - 1) / KEYS, each = (steps + KEY_GROUPS - 1) / KEY_GROUPS;
     const int step_0 = min(group * each, steps), n_steps = min(each, steps - step_0);
-    const int kv_stride = kv_heads * HEAD_DIM;
+    const int thread = threadIdx.x % GROUP_THREADS;
+    const u32 slot_bytes = kv_heads * HEAD_DIM * 2;
     const i64* table = block_table + (i64)sequence * pages;
-    keys += head * HEAD_DIM;
-    values += head * HEAD_DIM;
+    const u8* own_keys = (const u8*)(keys + head * HEAD_DIM + thread % PIECES * 8);
+    const u8* own_values = (const u8*)(values + head * HEAD_DIM + thread % PIECES * 8);
     u8* stages = shared + warp_k * (STAGES * 2 * STEP_BYTES);
 
     // The lane's 16 keys of a step begin at this slot (16 keys share a page).
@@ -281,9 +301,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (step < n_steps) {
             u8* to = stages + step % STAGES * (2 * STEP_BYTES);
             int left = end - first - (step_0 + step) * KEYS;
-            copy_step(to, keys, base, left, kv_stride, thread);
+            copy_step(to, own_keys, base, left, slot_bytes, thread);
             close_copies();
-            copy_step(to + STEP_BYTES, values, base, left, kv_stride, thread);
+            copy_step(to + STEP_BYTES, own_values, base, left, slot_bytes, thread);
             close_copies();
         } else {
             close_copies();
@@ -365,42 +385,47 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             for (int n = 0; n < KEYS / 8; n++) s[i][n][0] = s[i][n][1] = s[i][n][2] = s[i][n][3] = 0.0f;
         multiply_keys(s, q, k_step);
 
+        // The softmax's base is some earlier maximum that no score exceeds by more than LEEWAY: so it seldom moves.
+        float shrink[ROWS_16][2];
+        bool moved = false;
 #pragma unroll
         for (int i = 0; i < ROWS_16; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float top = largest[i][half];
+                float top = NEG_INF;
 #pragma unroll
                 for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         float& score = s[i][n][half * 2 + e];
-                        score *= scale_log2;
                         if (masked && !(visible[i][half][n / 2] >> (n % 2 * 8 + t * 2 + e) & 1)) score = NEG_INF;
                         top = fmaxf(top, score);
                     }
                 top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
-                const float base = top == NEG_INF ? 0.0f : top;  // a row that has seen nothing yet: -inf less -inf is NaN
-                const float shrink = power_of_2(largest[i][half] - base);
-                largest[i][half] = top;
+                top = fmaxf(top, __shfl_xor_sync(FULL, top, 2)) * scale_log2;
+                const bool moves = top > largest[i][half] + LEEWAY;
+                shrink[i][half] = moves ? power_of_2(largest[i][half] - top) : 1.0f;
+                if (moves) largest[i][half] = top;
+                moved |= moves;
+                const float base = largest[i][half] == NEG_INF ? 0.0f : largest[i][half];  // nothing seen yet: no NaN
                 float sum = 0.0f;
 #pragma unroll
                 for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         float& score = s[i][n][half * 2 + e];
-                        score = power_of_2(score - base);
+                        score = power_of_2(score * scale_log2 - base);
                         sum += score;
                     }
-                weight[i][half] = weight[i][half] * shrink + sum;  // the lane's share; lanes are summed at the end
-                if (step > 0)
-#pragma unroll
-                    for (int n = 0; n < PIECES; n++) {
-                        acc[i][n][half * 2] *= shrink;
-                        acc[i][n][half * 2 + 1] *= shrink;
-                    }
+                weight[i][half] = weight[i][half] * shrink[i][half] + sum;  // the lane's share; summed at the end
             }
+        if (step > 0 && __any_sync(FULL, moved))
+#pragma unroll
+            for (int i = 0; i < ROWS_16; i++)
+#pragma unroll
+                for (int n = 0; n < PIECES; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) acc[i][n][e] *= shrink[i][e / 2];
         if (WARPS_M == 1) {
             await_copies<2 * STAGES - 2>();
             __syncwarp();
