@@ -3,6 +3,7 @@
     python benchmarks/engine_h200.py pair --model DIR --draft DIR --prompts DIR    tok/s and tau, batch 1, interleaved
     python benchmarks/engine_h200.py gate ...      near-ties and faults over all tokens of trees
     python benchmarks/engine_h200.py host ...      synchronisation and idle gaps
+    python benchmarks/engine_h200.py fault ...     a kernel that faults above width 9
     python benchmarks/engine_h200.py load ...      total throughput by concurrency
     python benchmarks/engine_h200.py shape      a step and rounds of Qwen3-8B and -4B shapes, random weights
 
@@ -35,7 +36,7 @@ def read_prompts(folder: Path, names: tuple[str, ...], count: int) -> list[list[
 
 def pair(args: argparse.Namespace) -> dict[str, Any]:
     """Every way over the same prompts in turn; the median over prompts, after one untimed round of all."""
-    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=4)
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=4, graphs="on")
     ways = {"ar": Speculation("ar"), "chain": Speculation("chain")}
     ways |= {"tree auto": Speculation("tree")} | {f"tree {b}": Speculation("tree", b) for b in args.budgets}
     prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
@@ -72,7 +73,7 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
 
 def gate(args: argparse.Namespace) -> dict[str, Any]:
     """The near-tie gate: every token of trees against the target decoding one token a step."""
-    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=8)
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=8, graphs="on")
     prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
     params = SamplingParams(max_new_tokens=256)
     rows = []
@@ -95,7 +96,7 @@ def host(args: argparse.Namespace) -> dict[str, Any]:
     """The host in the way? Rounds under torch's synchronisation alarm, and the idle gaps between replays."""
     from torch.profiler import ProfilerActivity, profile
 
-    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=1)
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=2048, max_batch=1, graphs="on")
     prompt = read_prompts(args.prompts, ("gsm8k_test100",), 1)[0]
     params = SamplingParams(max_new_tokens=1500, ignore_eos=True)
     rows = []
@@ -129,9 +130,32 @@ def host(args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def fault(args: argparse.Namespace) -> dict[str, Any]:
+    """A kernel made to fault above width 9: what the probe finds, and that the engine serves within it and says so."""
+    from ddtree.engine.graph_probe import find_limit
+    from ddtree.engine.graph_runner import GraphRunner
+
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=1024, max_batch=1, graphs="on")
+    began = time.perf_counter()
+    limit = find_limit(
+        engine.target.config, engine.drafter.config, engine.target.dtype, 1024, lambda stage, fraction: None,
+        fault_above=9,
+    )  # fmt: skip
+    seconds = round(time.perf_counter() - began, 1)
+    engine._runner = engine._scheduler._runner = GraphRunner(engine.state, engine.target, engine.drafter, (1,), limit)
+    prompt = read_prompts(args.prompts, ("gsm8k_test100",), 1)[0]
+    stats = engine.generate([prompt], SamplingParams(max_new_tokens=64), speculation=Speculation("tree", 64))[0].stats
+    rows = [{
+        "limit": limit.budget, "reason": limit.reason, "probe_seconds": seconds, "served_budget": stats.budget,
+        "notes": stats.notes, "tau": round(stats.tau, 2),
+    }]  # fmt: skip
+    print(rows[0], flush=True)
+    return {"rows": rows}
+
+
 def load(args: argparse.Namespace) -> dict[str, Any]:
     """Total tokens a second with so many requests in flight, every way in turn at each concurrency."""
-    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=1024, max_batch=64)
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=1024, max_batch=64, graphs="on")
     prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
     params = SamplingParams(max_new_tokens=256)
     ways = {"ar": Speculation("ar"), "chain": Speculation("chain"), "auto": Speculation("tree")}
@@ -199,7 +223,7 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("pair", "gate", "host", "load", "shape"))
+    parser.add_argument("piece", choices=("pair", "gate", "host", "fault", "load", "shape"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)

@@ -79,7 +79,7 @@ def dummy_engine(
     return Engine(
         target, drafter, DummyTokenizer(), speculation=Speculation("tree", 64), draft_window=None,
         max_model_len=max_model_len, memory_fraction=0.5, max_batch=max_batch, prefill_tokens=512,
-        identity={"model": f"{name} shape, random weights", "draft": "DFlash shape, random weights"},
+        graphs="on", identity={"model": f"{name} shape, random weights", "draft": "DFlash shape, random weights"},
     )  # fmt: skip
 
 

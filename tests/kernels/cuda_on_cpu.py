@@ -22,7 +22,7 @@ class CpuModule:
     """Stands in for `ddtree.kernels.cuda_module.CudaModule`."""
 
     def __init__(self, folder: Path, source_name: str, defines: dict[str, str | int]) -> None:
-        source = (real._SOURCES / source_name).read_text()
+        source = real.source_of(source_name)
         source = re.sub(
             r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
             r"\1* \2 = (\1*)dynamic_shared.data();",

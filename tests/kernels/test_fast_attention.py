@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from ddtree.kernels import tree_attention_cuda  # noqa: E402
 from ddtree.kernels.fast_set import FAST  # noqa: E402
 from ddtree.kernels.tree_attention import TreeAttention  # noqa: E402
-from ddtree.kernels.tree_attention_cuda import Tiling, choose_tiling  # noqa: E402
+from ddtree.kernels.tree_attention_cuda import Limits, Tiling, choose_tiling  # noqa: E402
 from ddtree.kernels.tree_tensors import sees  # noqa: E402
 from devices import DEVICE, DTYPES, GPU, close, needs_triton, poison_memory  # noqa: E402
 
@@ -92,7 +92,7 @@ CUDA_CASES: list[tuple[Case, Tiling | None]] = [
     (([150], 2, 8, 1, 128, 32, None, None), Tiling(16, 4, 1, 1, 16, 3)),
     (([0], 17, 4, 1, 128, 16, None, 3), Tiling(1, 2, 4, 1, 32, 2)),
     (([150], 17, 4, 1, 128, 16, None, None), Tiling(2, 2, 4, 1, 64, 2, wide=True)),
-    (([400], 65, 3, 1, 64, 64, 300, None), Tiling(1, 1, 8, 1, 64, 3, wide=True)),
+    (([400], 65, 3, 1, 128, 64, 300, None), Tiling(1, 1, 8, 1, 64, 3, wide=True)),
 ]
 if GPU:
     CUDA_CASES += [(case, None) for case in LARGE_CASES]
@@ -136,17 +136,38 @@ def test_what_the_kernel_does_not_serve_goes_to_triton(monkeypatch: pytest.Monke
         assert asked.pop() == arguments
 
 
+H200, RTX = Limits(8, 227 * 1024, True), Limits(8, 99 * 1024, False)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("places", [1, 3, 8, 64, 512])
-@pytest.mark.parametrize(("widest", "wide"), [(8, False), (16, False), (16, True)])
-def test_every_tiling_fits_the_device(head_dim: int, places: int, widest: int, wide: bool) -> None:
-    for packed_rows in (*range(1, 300, 7), 1000, 5000):
+@pytest.mark.parametrize("limits", [H200, RTX], ids=["H200", "RTX"])
+def test_every_tiling_fits_the_device(head_dim: int, places: int, limits: Limits) -> None:
+    for packed_rows in (*range(1, 300, 7), 516, 1000, 5000):
         for keys_bound in (20, 300, 4000, 100_000):
-            tiling = choose_tiling(packed_rows, places, head_dim, keys_bound, widest, wide)
-            assert tiling.shared_bytes(packed_rows, head_dim) <= 227 * 1024
-            assert tiling.cluster <= min(widest, head_dim // 8)
-            registers = 255 if tiling.rows_16 * head_dim >= 256 else 168
-            assert tiling.threads * registers <= 65536 and tiling.warps_k < 16
+            tiling = choose_tiling(packed_rows, places, head_dim, keys_bound, limits)
+            assert tiling.shared_bytes(packed_rows, head_dim) <= limits.shared_bytes
+            assert tiling.cluster <= limits.cluster and tiling.keys % 16 == 0 and tiling.stages >= 2
+            assert tiling.threads <= 384 and tiling.warps_k < 16
+            serves_wgmma = head_dim == 128 and tiling.keys == 64 and tiling.warps_m % 4 == 0
+            assert not tiling.wide or (limits.wgmma and serves_wgmma)
+
+
+def test_tilings_that_were_measured() -> None:
+    for packed_rows, places, head_dim, keys_bound, want in (
+        (3, 3, 64, 301, Tiling(8, 4, 1, 1, 16, 2)),
+        (3, 48, 64, 501, Tiling(4, 4, 1, 1, 16, 2)),
+        (27, 48, 64, 509, Tiling(4, 2, 2, 1, 32, 2)),
+        (51, 3, 64, 317, Tiling(8, 2, 2, 1, 32, 2)),
+        (195, 3, 64, 365, Tiling(8, 2, 2, 1, 32, 2)),
+        (387, 3, 64, 1129, Tiling(4, 1, 4, 1, 64, 3)),
+        (4, 8, 128, 2049, Tiling(8, 8, 1, 1, 16, 3)),
+        (68, 8, 128, 2065, Tiling(8, 1, 4, 1, 64, 2, wide=True)),
+        (260, 8, 128, 2113, Tiling(2, 2, 4, 1, 64, 2, wide=True)),
+        (516, 8, 128, 2177, Tiling(4, 1, 12, 1, 64, 2, wide=True)),
+        (2052, 8, 128, 2561, Tiling(1, 1, 4, 1, 64, 2, wide=True)),
+    ):
+        assert choose_tiling(packed_rows, places, head_dim, keys_bound, H200) == want
 
 
 def test_a_window_is_counted_from_the_committed_length_not_from_the_bound() -> None:

@@ -15,7 +15,6 @@ from live import Live, live, tiny_loader
 from ddtree import Engine
 from tiny_models import ALPHABET, SPECIAL_TOKENS, make_drafter, make_target
 
-
 VOCAB = len(SPECIAL_TOKENS) + len(ALPHABET)
 
 

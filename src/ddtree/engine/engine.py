@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from ddtree.engine.completion import Completion, StreamEvent
 from ddtree.engine.constraint import Constraint
 from ddtree.engine.device import choose_device, choose_dtype, free_memory_bytes
+from ddtree.engine.facts import describe
+from ddtree.engine.graph_probe import GraphLimit, find_limit
 from ddtree.engine.graph_runner import GraphRunner
 from ddtree.engine.near_tie import LosslessReport, check_lossless
 from ddtree.engine.pages import PagePool
@@ -38,6 +40,8 @@ Progress = Callable[[str, float], None]
 """Called with a stage's name and how much of it is done, 0 to 1."""
 
 PAGE_TOKENS = 16
+
+Graphs = Literal["probe", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Engine:
         max_batch: int,
         prefill_tokens: int,
         identity: dict[str, Any],
+        graphs: Graphs = "probe",
+        on_progress: Progress | None = None,
     ) -> None:
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.speculation = speculation
@@ -105,14 +111,21 @@ class Engine:
             draft_window=draft_window,
         )
         self._pool = PagePool(n_pages, PAGE_TOKENS)
-        self._runner = self._make_runner(max_batch)
+        self._runner = self._make_runner(max_batch, graphs, on_progress or (lambda stage, fraction: None))
         self._scheduler = Scheduler(self.state, self._pool, target, drafter, self._runner, prefill_tokens)
 
-    def _make_runner(self, max_batch: int) -> Runner:
-        if self.target.device.type == "cuda" and self.target.kernels is not TWINS:
-            buckets = tuple(sorted({*(2**i for i in range(7) if 2**i < max_batch), max_batch}))
-            return GraphRunner(self.state, self.target, self.drafter, buckets)
-        return EagerRunner(self.state, self.target, self.drafter)
+    def _make_runner(self, max_batch: int, graphs: Graphs, tell: Progress) -> Runner:
+        why_not = why_not_fast(self.target.device) if self.target.kernels is not TWINS else "plain torch kernels"
+        if graphs == "off" or self.target.kernels is TWINS or why_not:
+            return EagerRunner(self.state, self.target, self.drafter, why_not or "switched off")
+        limit = GraphLimit(MAX_BUDGET)
+        if graphs == "probe":
+            drafter = self.drafter.config if self.drafter else None
+            limit = find_limit(self.target.config, drafter, self.target.dtype, MAX_BUDGET, tell)
+        if limit.budget is None:
+            return EagerRunner(self.state, self.target, self.drafter, limit.reason)
+        buckets = tuple(sorted({*(2**i for i in range(7) if 2**i < max_batch), max_batch}))
+        return GraphRunner(self.state, self.target, self.drafter, buckets, limit)
 
     @classmethod
     def load(
@@ -130,6 +143,7 @@ class Engine:
         memory_fraction: float = 0.8,
         max_batch: int = 8,
         prefill_tokens: int = 512,
+        graphs: Graphs = "probe",
         threads: int | None = None,
         on_progress: Progress | None = None,
     ) -> "Engine":
@@ -148,6 +162,8 @@ class Engine:
             memory_fraction: share of the memory that is free after loading that the caches may take, in (0, 1].
             max_batch: sequences that run at once.
             prefill_tokens: prompt tokens that are committed between two rounds.
+            graphs: on a GPU, `on` runs rounds as CUDA graphs, `off` does not; `probe` tries a captured round in a child
+                process at the first start on a machine, and runs what it could capture.
             threads: CPU threads; torch's default if None.
             on_progress: told the stages of loading.
 
@@ -167,6 +183,8 @@ class Engine:
                 raise UserError(f"{name} is {value!r}", f"choose a whole number of at least {low}")
         if not 0 < memory_fraction <= 1:
             raise UserError(f"memory_fraction is {memory_fraction!r}", "choose a number above 0, at most 1")
+        if graphs not in get_args(Graphs):
+            raise UserError(f"graphs is {graphs!r}", f"choose {', '.join(get_args(Graphs))}")
         if sliding_block not in ("bidirectional", "causal"):
             raise UserError(f"sliding_block is {sliding_block!r}", "choose bidirectional or causal")
         if draft is None and (block_size is not None or draft_window is not None):
@@ -204,6 +222,8 @@ class Engine:
             memory_fraction=memory_fraction,
             max_batch=max_batch,
             prefill_tokens=prefill_tokens,
+            graphs=graphs,
+            on_progress=tell,
             identity={
                 "model": str(folder),
                 "model_config_sha256": _sha256(folder / "config.json"),
@@ -348,27 +368,11 @@ class Engine:
 
     def facts(self) -> dict[str, Any]:
         """What this engine is and how it runs."""
-        drafter = self.drafter.config if self.drafter else None
-        shape = self.speculation.resolve(self._block_size)
         return {
             **self._identity,
-            "torch": torch.__version__,
-            "device": str(self.target.device),
-            "dtype": str(self.target.dtype).removeprefix("torch."),
-            "kernels": self.target.kernels.name,
-            "threads": torch.get_num_threads(),
-            "mode": self.speculation.mode,
-            "budget": "auto" if shape.is_auto else shape.budget,
-            "top_k_cap": shape.top_k,
-            "block_size": self._block_size,
-            "draft_window": self.state.draft_window,
-            "tap_layers": list(drafter.tap_layers) if drafter else None,
-            "max_model_len": self.state.max_model_len,
+            **describe(self.target, self.drafter, self.state, self.speculation),
             "cache_tokens": (self._pool.n_pages - 1) * PAGE_TOKENS,
-            "cache_bytes": self.state.target_cache.nbytes
-            + (self.state.drafter_cache.nbytes if self.state.drafter_cache is not None else 0),
-            "ignored_model_keys": list(self.target.config.ignored_keys),
-            "ignored_draft_keys": list(drafter.ignored_keys) if drafter else None,
+            "rounds": self._runner.facts(),
         }
 
     def _sequence(
@@ -386,13 +390,15 @@ class Engine:
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
             ends |= set(self.target.config.eos_token_ids)
+        shape, note = self._runner.fit((speculation or self.speculation).resolve(self._block_size))
         return Sequence(
             prompt=ids,
             params=params,
             seed=secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed,
             end_token_ids=frozenset(ends),
             token_limit=min(len(ids) + params.max_new_tokens, limit),
-            shape=(speculation or self.speculation).resolve(self._block_size),
+            shape=shape,
+            notes=[note] if note else [],
             tokenizer=self.tokenizer,
             vocab_size=vocab_size,
             record_trees=record_trees,

@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
 from ddtree.engine.flight import Flight
+from ddtree.engine.graph_probe import GraphLimit
 from ddtree.engine.prefill import PrefillKind, prefill_chunk
 from ddtree.engine.round import Round, decode_round
 from ddtree.engine.runner import Launched
-from ddtree.engine.speculation import DraftShape
+from ddtree.engine.speculation import MAX_BUDGET, DraftShape
 from ddtree.engine.state import DeviceState, SamplingFlags
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
@@ -72,9 +73,16 @@ class GraphRunner:
 
     overlaps = True
 
-    def __init__(self, state: DeviceState, target: Target, drafter: Drafter | None, buckets: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        state: DeviceState,
+        target: Target,
+        drafter: Drafter | None,
+        buckets: tuple[int, ...],
+        limit: GraphLimit | None = None,
+    ) -> None:
         self._state, self._target, self._drafter = state, target, drafter
-        self._buckets = buckets
+        self._buckets, self._limit = buckets, limit or GraphLimit(MAX_BUDGET)
         self._pool = torch.cuda.graph_pool_handle()
         self._seated: dict[GraphKey, list[int]] = {}
         self.captured: dict[GraphKey, CapturedRound] = {}
@@ -135,6 +143,35 @@ class GraphRunner:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 10
+
+    def fit(self, shape: DraftShape) -> tuple[DraftShape, str]:
+        """See `Runner`; budgets beyond what could be captured on this machine are cut."""
+        largest = self._limit.budget or 0
+        if shape.budget <= largest:
+            return shape, ""
+        note = f"budget cut to {largest}: {self._limit.reason}"
+        if largest == 0:
+            return DraftShape("ar", 0, 0), note
+        return replace(shape, budget=largest, top_k=min(shape.top_k, largest)), note
+
+    def facts(self) -> dict[str, Any]:
+        """See `Runner`."""
+        return {
+            "graphs": True,
+            "largest_budget": self._limit.budget,
+            "reason": self._limit.reason,
+            "captured_rounds": [
+                {"batch": k.batch, "mode": k.shape.mode, "budget": k.shape.budget, "capture_ms": round(c.capture_ms)}
+                for k, c in self.captured.items()
+            ],
+            "captured_prefills": [{"batch": k.batch, "rows": k.rows} for k in self._prefills],
+            "replays": self.replays,
+            "graph_bytes": sum(
+                s["total_size"]
+                for s in torch.cuda.memory_snapshot()
+                if tuple(s["segment_pool_id"]) == tuple(self._pool)
+            ),
+        }
 
     def capture(self, key: GraphKey) -> CapturedRound:
         """Record a round of ``key`` over the spare slot."""

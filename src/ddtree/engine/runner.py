@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -67,14 +67,23 @@ class Runner(Protocol):
         """Time of a round over empty sequences, in milliseconds."""
         ...
 
+    def fit(self, shape: DraftShape) -> tuple[DraftShape, str]:
+        """The shape that can be had here for the asked one, and why it is another, if it is."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """How rounds run."""
+        ...
+
 
 class EagerRunner:
     """Launches every operation of a round by itself, and knows all tokens before the next one."""
 
     overlaps = False
 
-    def __init__(self, state: DeviceState, target: Target, drafter: Drafter | None) -> None:
+    def __init__(self, state: DeviceState, target: Target, drafter: Drafter | None, reason: str = "") -> None:
         self._state, self._target, self._drafter = state, target, drafter
+        self._reason = reason
 
     def launch(
         self,
@@ -120,3 +129,11 @@ class EagerRunner:
             self.launch([self._state.spare_slot] * bucket, shape, flags, 1).flight.land()
             times.append(1e3 * (time.perf_counter() - began))
         return min(times)
+
+    def fit(self, shape: DraftShape) -> tuple[DraftShape, str]:
+        """See `Runner`; every shape runs."""
+        return shape, ""
+
+    def facts(self) -> dict[str, Any]:
+        """See `Runner`."""
+        return {"graphs": False, "reason": self._reason}

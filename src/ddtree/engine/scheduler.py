@@ -204,7 +204,7 @@ class Scheduler:
         bucket = self._runner.bucket_of(len(group))
         is_auto = shape.is_auto
         if is_auto:
-            self._learn_costs(bucket, flags)
+            self._learn_costs(bucket, shape.budget, flags)
             shape = auto_shape(self._policy.choose(bucket, [s.outlook for s in group]), shape.top_k)
         bound = max(s.committed for s in group)
         slots = [s.slot for s in group]
@@ -213,10 +213,11 @@ class Scheduler:
             return Decoding(group, shape, bucket, False, self._split.launch(slots, shape, flags, bound, constraints))
         return Decoding(group, shape, bucket, is_auto, self._runner.launch(slots, shape, flags, bound))
 
-    def _learn_costs(self, bucket: int, flags: SamplingFlags) -> None:
+    def _learn_costs(self, bucket: int, largest: int, flags: SamplingFlags) -> None:
         """Before the first choice for a batch of this size, time a round of every shape that fits."""
         for budget in CANDIDATES:
-            if (bucket, budget) not in self._policy.cost_ms and bucket * (budget + 1) <= MAX_ROUND_ROWS:
+            fits = bucket * (budget + 1) <= MAX_ROUND_ROWS and budget <= largest
+            if fits and (bucket, budget) not in self._policy.cost_ms:
                 self._policy.time(bucket, budget, self._runner.measure(bucket, auto_shape(budget), flags))
 
     def _land(self, work: "Prefilling | Decoding") -> list[Sequence]:

@@ -43,6 +43,7 @@ class Sequence:
     tokenizer: Tokenizer
     vocab_size: int = 0
     record_trees: bool = False
+    notes: list[str] = field(default_factory=list)
     constraint: Constraint | None = None
     arrived: float = field(default_factory=time.perf_counter)
     slot: int = -1
@@ -58,7 +59,7 @@ class Sequence:
     stats: RoundStats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stats = RoundStats(self.shape.mode, "auto" if self.shape.is_auto else self.shape.budget)
+        self.stats = RoundStats(self.shape.mode, "auto" if self.shape.is_auto else self.shape.budget, self.notes)
         self._stream = TextStream(self.tokenizer)
         self._stop = StopStrings(self.params.stop)
 

@@ -1,13 +1,14 @@
 """CUDA C++ kernels, compiled on first use by NVRTC (which torch brings along) and kept in the user's cache folder.
 
-A source file holds only ``extern "C"`` kernels and includes nothing, so neither a compiler nor the CUDA toolkit has to
-be installed. Launches go to torch's current stream and can be captured in a CUDA graph; the module itself is loaded at
+A source file holds only ``extern "C"`` kernels and includes nothing but files beside it, so neither a compiler nor the
+CUDA toolkit has to be installed. Launches go to torch's current stream and can be captured in a CUDA graph; the module itself is loaded at
 the first launch, which therefore must not happen inside a capture.
 """
 
 import ctypes
 import hashlib
 import os
+import re
 import tempfile
 from functools import cache
 from importlib.util import find_spec
@@ -121,11 +122,17 @@ def _compiled(source: str, name: str, options: tuple[str, ...]) -> bytes:
     return image
 
 
+def source_of(name: str) -> str:
+    """A source file's text, the files beside it that it includes in place of the lines that say so."""
+    text = (_SOURCES / name).read_text()
+    return re.sub(r'^#include "([\w.]+)"$', lambda line: source_of(line[1]).rstrip("\n"), text, flags=re.MULTILINE)
+
+
 class CudaModule:
     """The kernels of one source file for the current device, with ``defines`` fixed at compile time."""
 
     def __init__(self, source_name: str, defines: tuple[tuple[str, str], ...], capability: tuple[int, int]) -> None:
-        source = (_SOURCES / source_name).read_text()
+        source = source_of(source_name)
         arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability[0] == 9 else "")
         flags = (f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
         image = _compiled(source, source_name, flags)

@@ -9,28 +9,27 @@ import torch
 from torch.nn.functional import linear
 
 from ddtree.kernels.cuda_module import Argument, cuda_module
-from ddtree.kernels.product_tiling import MAX_ROWS, Tiling, chip_of, tiling
+from ddtree.kernels.product_tiling import MAX_ROWS, Tiling, chip_of, is_measured, tiling
 
 MAX_HIDDEN = 1024
 """Above this hidden size the weights are what takes time."""
-MAX_NUMBERS = MAX_ROWS * 576
-"""Above so many numbers in the stream cuBLAS' larger tiles win."""
+MAX_NUMBERS = 32 * 1024
+"""Above so many numbers in the stream cuBLAS' larger tiles win, unless tilings were measured for the shape."""
 SOURCE = "layer_products.cu"
 _KERNELS = ("add_linear", "feed_forward_input", "attend_input")
 
 
 def is_small(stream: torch.Tensor) -> bool:
     """Whether the rows are those of a small model, in the type that the fused kernels are made for."""
-    rows, hidden = stream.numel() // stream.shape[-1], stream.shape[-1]
-    small = hidden <= MAX_HIDDEN and rows <= MAX_ROWS and stream.numel() <= MAX_NUMBERS
-    return small and stream.dtype == torch.bfloat16
+    hidden = stream.shape[-1]
+    return stream.dtype == torch.bfloat16 and hidden <= MAX_HIDDEN and stream.numel() <= MAX_ROWS * hidden
 
 
 def _tiling_for(
     kind: str, stream: torch.Tensor, columns: int, size: int, head_dim: int = 0, whole_heads: bool = False
 ) -> Tiling | None:
     """The tiling of a product on the rows of ``stream``; None where cuBLAS is to do it."""
-    if not is_small(stream):
+    if not is_small(stream) or (stream.numel() > MAX_NUMBERS and not is_measured(kind, columns, size)):
         return None
     rows = stream.numel() // stream.shape[-1]
     return tiling(kind, rows, columns, size, chip_of(stream.device), head_dim, whole_heads)

@@ -40,7 +40,8 @@ def chip_of(device: torch.device) -> Chip:
     if device.type != "cuda":
         return Chip()
     facts = torch.cuda.get_device_properties(device)
-    return Chip(facts.multi_processor_count, facts.shared_memory_per_block_optin)
+    # Of each block the system keeps 1 KiB for itself.
+    return Chip(facts.multi_processor_count, facts.shared_memory_per_multiprocessor - 1024)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Tiling:
         pieces = self.warps * -(-(size // 32) // self.warps)
         sums = 4 * self.warps * 8 * self.row_tiles * (8 * self.tiles + 1)
         return sums + 2 * size + 64 * pieces * 8 * self.tiles
+
+
+def is_measured(kind: str, columns: int, size: int) -> bool:
+    """Whether tilings of the product were measured, which then win at all row counts that there are tilings for."""
+    return (kind, columns, size) in _MEASURED
 
 
 def warps_for(size: int) -> int:

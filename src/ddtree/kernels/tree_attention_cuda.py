@@ -5,7 +5,7 @@ blocks takes a tile, every block a stretch of the keys, and puts its parts toget
 launch does it all and nothing of it passes through global memory.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -16,7 +16,6 @@ from ddtree.kernels.cuda_module import cuda_module
 
 _LOG2_E = 1.4426950408889634
 _NO_WINDOW = 1 << 30
-_SHARED_LIMIT = 220 * 1024
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,8 @@ class Tiling:
         rows_16: 16-row tiles a warp holds.
         keys: keys a step.
         stages: steps in flight, plus one.
-        wide: multiply by warpgroups (Hopper's wgmma); wants ``warps_m`` a multiple of 4, ``rows_16`` 1 and ``keys`` 64.
+        wide: multiply by warpgroups (Hopper's wgmma); wants a head size of 128, ``warps_m`` a multiple of 4,
+            ``rows_16`` 1 and ``keys`` 64.
     """
 
     cluster: int
@@ -66,9 +66,22 @@ class Tiling:
         return parts
 
 
-def choose_tiling(
-    packed_rows: int, places: int, head_dim: int, keys_bound: int, widest_cluster: int, wide: bool
-) -> Tiling:
+@dataclass(frozen=True)
+class Limits:
+    """What a device can do.
+
+    Attributes:
+        cluster: blocks that a cluster may have.
+        shared_bytes: shared memory of a block.
+        wgmma: whether it multiplies by warpgroups.
+    """
+
+    cluster: int
+    shared_bytes: int
+    wgmma: bool
+
+
+def choose_tiling(packed_rows: int, places: int, head_dim: int, keys_bound: int, limits: Limits) -> Tiling:
     """The tiling of a shape, from what was fastest on an H200.
 
     Args:
@@ -76,37 +89,59 @@ def choose_tiling(
         places: sequences times key heads, each with tiles of its own.
         head_dim: 64 or 128.
         keys_bound: no row sees more keys.
-        widest_cluster: blocks that the device lets share a cluster.
-        wide: the device has wgmma.
+        limits: of the device.
     """
     tiles_16 = -(-packed_rows // 16)
-    wide = wide and tiles_16 > 3
+    widest = min(limits.cluster, 8)
+    blocks = 100  # to aim at; a cluster is doubled until there are so many
     if tiles_16 == 1:
-        warps_m, warps_k, keys, stages = 1, 4, 16, 3
-    elif wide:
-        warps_m, warps_k, keys, stages = 4 if tiles_16 <= 16 else 8, 1, 64, 2
+        tiling = Tiling(1, 4, 1, 1, 16, 2) if head_dim == 64 else Tiling(1, 8, 1, 1, 16, 3)
+        blocks = 100 if head_dim == 64 else 64
+    elif head_dim == 128 and limits.wgmma:
+        # Warpgroups of 64 rows; so many key groups that there are about as many as an H200 has multiprocessors.
+        units = -(-packed_rows // 64) * places
+        groups = 1
+        while groups * 2 <= min(widest, 160 // units):
+            groups *= 2
+        warps_k = 2 if groups in (2, 4) else 1
+        tiling = Tiling(groups // warps_k, warps_k, 4, 1, 64, 2, wide=True)
+        if packed_rows > 384 and -(-packed_rows // 192) * places * 4 <= 132 and widest >= 4:
+            tiling = Tiling(4, 1, 12, 1, 64, 2, wide=True)
+        return _shrunk(tiling, packed_rows, head_dim, limits)
+    elif head_dim == 128:
+        tiling = Tiling(1, 2, tiles_16, 1, 32, 2) if tiles_16 <= 5 else Tiling(1, 1, 6, 1, 64, 2)
+    elif tiles_16 <= 4 or tiles_16 * places <= 60:
+        tiling = Tiling(1, 2, 2, 1, 32, 2)
     else:
-        warps_m, warps_k, keys, stages = min(tiles_16, 2 if head_dim == 64 else 6), 2 if tiles_16 < 4 else 1, 32, 3
-    tiles = -(-tiles_16 // warps_m)
-    widest = min(widest_cluster, head_dim // 8)
+        tiling, blocks = Tiling(1, 1, 4, 1, 64, 3), 64
+    tiles = -(-tiles_16 // tiling.warps_m)
     cluster = 1
-    while cluster * 2 <= widest and cluster * tiles * places < 100 and cluster * warps_k * keys < keys_bound:
+    while cluster * 2 <= widest and cluster * tiles * places < blocks and cluster * tiling.keys < keys_bound:
         cluster *= 2
-    return Tiling(cluster, warps_k, warps_m, 1, keys, stages, wide)
+    return _shrunk(replace(tiling, cluster=cluster), packed_rows, head_dim, limits)
+
+
+def _shrunk(tiling: Tiling, packed_rows: int, head_dim: int, limits: Limits) -> Tiling:
+    """The tiling with fewer steps in flight or key groups where a block's shared memory is too small for it."""
+    while tiling.shared_bytes(packed_rows, head_dim) > limits.shared_bytes:
+        if tiling.stages > 2:
+            tiling = replace(tiling, stages=tiling.stages - 1)
+        elif tiling.warps_k > 1:
+            tiling = replace(tiling, warps_k=tiling.warps_k // 2)
+        else:
+            tiling = replace(tiling, keys=tiling.keys // 2, wide=False)
+    return tiling
 
 
 @cache
-def _has_wgmma(device: torch.device) -> bool:
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
-
-
-@cache
-def _widest_cluster(device: torch.device) -> int:
-    """Blocks that a cluster may have; 0 where there are no clusters. The CPU's emulation has no limit."""
+def device_limits(device: torch.device) -> Limits:
+    """Limits of a device; a cluster of 0 blocks where it has none. The CPU's emulation is like an H200."""
     if device.type != "cuda":
-        return 16
-    major, _ = torch.cuda.get_device_capability(device)
-    return {9: 16, 10: 16}.get(major, 8) if major >= 9 else 0
+        return Limits(8, 227 * 1024, True)
+    capability = torch.cuda.get_device_capability(device)
+    # 99 KiB is the least of all devices with clusters.
+    shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 99 * 1024))
+    return Limits(8 if capability >= (9, 0) else 0, shared, capability == (9, 0))
 
 
 def _pack_seen(ancestors: torch.Tensor) -> torch.Tensor:
@@ -171,9 +206,8 @@ class TreeAttention:
             return self._elsewhere(query, keys, values, sliding_window)
         groups = heads // kv_heads
         tiling = self.tiling or choose_tiling(
-            rows * groups, batch * kv_heads, head_dim, self._keys_bound,
-            _widest_cluster(query.device), _has_wgmma(query.device),
-        )  # fmt: skip
+            rows * groups, batch * kv_heads, head_dim, self._keys_bound, device_limits(query.device)
+        )
         module = cuda_module(
             "tree_attention.cu", query.device, HEAD_DIM=head_dim, GROUPS=groups,
             CLUSTER=tiling.cluster, WARPS_K=tiling.warps_k, WARPS_M=tiling.warps_m, ROWS_16=tiling.rows_16,
@@ -182,9 +216,10 @@ class TreeAttention:
         )  # fmt: skip
         query = query.contiguous()
         out = torch.empty_like(query)
-        tiles = -(-rows * groups // tiling.tile_rows)
+        blocks = -(-rows * groups // tiling.tile_rows) * tiling.cluster
+        shared_bytes = tiling.shared_bytes(rows * groups, head_dim)
         module.launch(
-            "tree_attention", (tiles * tiling.cluster, kv_heads, batch), tiling.threads, tiling.shared_bytes(rows * groups, head_dim),
+            "tree_attention", (blocks, kv_heads, batch), tiling.threads, shared_bytes,
             query, keys, values, out, self._block_table, self._committed, self._depths, self._seen,
             rows, kv_heads, self._block_table.shape[1], page.bit_length() - 1, head_dim**-0.5 * _LOG2_E,
             self._context_window, _NO_WINDOW if sliding_window is None else sliding_window,
@@ -195,7 +230,7 @@ class TreeAttention:
     def _is_served(self, dtype: torch.dtype) -> bool:
         page = self._arguments[4]
         pages_fit = page >= 16 and not page & (page - 1)
-        return dtype == torch.bfloat16 and pages_fit and _widest_cluster(self._depths.device) > 0
+        return dtype == torch.bfloat16 and pages_fit and device_limits(self._depths.device).cluster > 0
 
     def _elsewhere(self, *arguments: Any) -> torch.Tensor:
         if self._other is None:

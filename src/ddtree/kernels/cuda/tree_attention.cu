@@ -1,14 +1,15 @@
 // Attention of packed query rows over paged keys, split over the key groups of a cluster of blocks.
 //
-// A cluster owns one tile of packed rows (row * GROUPS + query head) of one key head of one sequence. Its CLUSTER blocks
-// hold WARPS_K key groups each, every one an online softmax over its own stretch of the keys, WARPS_M warps side by side
-// over the tile's rows. When a group is done it pushes its part into the other blocks' shared memory, each block taking
-// HEAD_DIM / CLUSTER columns; after one cluster barrier every block puts its columns together and writes them.
+// A cluster owns one tile of packed rows (row * GROUPS + query head) of one key head of one sequence. Its CLUSTER
+// blocks hold WARPS_K key groups each, every one an online softmax over its own stretch of the keys, WARPS_M warps side
+// by side over the tile's rows. When a group is done it pushes its part into the other blocks' shared memory, each block
+// taking HEAD_DIM / CLUSTER columns; after one cluster barrier every block puts its columns together and writes them.
 //
-// Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER (at most HEAD_DIM / 8), WARPS_K, WARPS_M, ROWS_16 (16-row tiles a warp
-// holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PART_ROWS (of a tile, at most so many exist), PARTS
-// (threads that share one output pair), WIDE (1: wgmma; wants WARPS_M a multiple of 4, ROWS_16 1, KEYS 64) and EARLY
-// (1: what is committed, and where, is older than the kernel before, so that it may be read while that still runs).
+// Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER (at most HEAD_DIM / 8), WARPS_K, WARPS_M, ROWS_16 (16-row tiles a
+// warp holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PART_ROWS (of a tile, at most so many exist),
+// PARTS (threads that share one output pair), WIDE (1: wgmma; wants HEAD_DIM 128, WARPS_M a multiple of 4, ROWS_16 1 and
+// KEYS 64), EARLY (1: what is committed, and where, is older than the kernel before, so that it may be read while that
+// still runs).
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -23,6 +24,9 @@ typedef long long i64;
 #define GROUP_THREADS (32 * WARPS_M)
 #define THREADS (GROUP_THREADS * WARPS_K)
 #define KEY_GROUPS (CLUSTER * WARPS_K)
+#if WIDE && (HEAD_DIM != 128 || KEYS != 64 || ROWS_16 != 1 || WARPS_M % 4)
+#error "wgmma does not serve this tiling"
+#endif
 #define PIECES (HEAD_DIM / 8)  // 16-byte pieces of a key; also 8-column tiles of the output
 #define COLUMNS (HEAD_DIM / CLUSTER)
 #define STEP_BYTES (KEYS * HEAD_DIM * 2)  // keys, or values, of one step
@@ -30,63 +34,8 @@ typedef long long i64;
 #define LEEWAY 8.0f  // a power of 2
 #define WEIGHT_STRIDE (PART_ROWS + 1)
 
-#ifndef CUDA_ON_CPU  // what only the GPU has; tests bring their own for the CPU
-__device__ __forceinline__ u32 shared_address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
-// Copies 16 bytes into shared memory behind the program's back, zeros where there is nothing to read.
-__device__ __forceinline__ void copy_16(void* to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
-}
-__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void await_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-// Four 8 x 8 matrices of 16-bit numbers; each lane gives the address of one row.
-__device__ __forceinline__ void load_matrices(u32 (&to)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(shared_address(row)));
-}
-__device__ __forceinline__ void load_transposed(u32 (&to)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(shared_address(row)));
-}
-// c += a b for a 16 x 16, b 16 x 8 in bf16.
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ u32 pack_bf16(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-__device__ __forceinline__ float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-// Lets wgmma see what this thread has copied.
-__device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The warps of one key group wait for one another.
-__device__ __forceinline__ void meet_group(int group, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// A launch may begin while the kernel before it still runs (see CudaModule.launch); until then, nothing of that is here.
-__device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// Writes to the same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ void push(float2* place, int rank, float x, float y) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(x), "f"(y) : "memory");
-}
-#endif
+#include "hopper.cuh"
+#include "attention_products.cuh"
 
 __device__ __forceinline__ void group_sync(int group) {
     if (WARPS_M == 1)
@@ -95,14 +44,8 @@ __device__ __forceinline__ void group_sync(int group) {
         meet_group(group, GROUP_THREADS);
 }
 
-// Where a step's 16-byte pieces lie: 64 columns of all keys, then the other 64; 128 bytes a key, its pieces swizzled by
-// the key's number, so that eight keys' pieces of one column are in different banks (wgmma's 128-byte swizzle).
-__device__ __forceinline__ int place_of(int key, int piece) {
-    return piece / 8 * (KEYS * 128) + key * 128 + ((piece % 8) ^ (key % 8)) * 16;
-}
-
-// Starts copying KEYS rows of a cache, of which `left` exist; `base` holds the slot of the lane's 16 keys, `cache` points
-// at the thread's piece of slot 0. Few instructions a piece: what the copies cost to issue, the products wait for.
+// Starts copying KEYS rows of a cache, of which `left` exist; `base` holds the slot of the lane's 16 keys, `cache`
+// points at the thread's piece of slot 0. Few instructions a piece: what the copies cost to issue, the products wait for.
 __device__ __forceinline__ void copy_step(u8* to, const u8* cache, int base, int left, u32 slot_bytes, int thread) {
     const int keys_a_turn = GROUP_THREADS / PIECES, turns = (KEYS + keys_a_turn - 1) / keys_a_turn;
     const int own_key = thread / PIECES, piece = thread % PIECES;
@@ -111,143 +54,25 @@ __device__ __forceinline__ void copy_step(u8* to, const u8* cache, int base, int
         for (int i = 0; i < turns; i++) {
             int key = i * keys_a_turn + own_key;
             u32 slot = __shfl_sync(FULL, base, key / 16) + key % 16;
-            if (KEYS % keys_a_turn == 0 || key < KEYS) copy_16(to + place_of(key, piece), cache + (u64)slot * slot_bytes, true);
+            if (KEYS % keys_a_turn == 0 || key < KEYS)
+                copy_16(to + place_of(key, piece), cache + (u64)slot * slot_bytes, true);
         }
     } else {  // the last step
 #pragma unroll 1
         for (int i = 0; i < turns; i++) {
             int key = i * keys_a_turn + own_key;
             u32 slot = __shfl_sync(FULL, base, key / 16) + key % 16;
-            if (key < KEYS) copy_16(to + place_of(key, piece), cache + (key < left ? (u64)slot * slot_bytes : 0), key < left);
+            const bool there = key < left;
+            if (key < KEYS) copy_16(to + place_of(key, piece), cache + (there ? (u64)slot * slot_bytes : 0), there);
         }
     }
 }
 
-#if WIDE && !defined(CUDA_ON_CPU)
-// The same by warpgroups: four warps' rows against operands read straight from shared memory (sm_90a only).
-#define FOUR(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
-__device__ __forceinline__ void wide_keys(float (&c)[8][4], const u32 (&a)[4], u64 b, int add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0; "
-        "}"
-        : FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5]), FOUR(c[6]), FOUR(c[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-#if HEAD_DIM == 64
-__device__ __forceinline__ void wide_values(float (&c)[8][4], const u32 (&a)[4], u64 b, int add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; "
-        "}"
-        : FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5]), FOUR(c[6]), FOUR(c[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-#else
-__device__ __forceinline__ void wide_values(float (&c)[16][4], const u32 (&a)[4], u64 b, int add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
-        "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-        "%62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; "
-        "}"
-        : FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5]), FOUR(c[6]), FOUR(c[7]),
-          FOUR(c[8]), FOUR(c[9]), FOUR(c[10]), FOUR(c[11]), FOUR(c[12]), FOUR(c[13]), FOUR(c[14]), FOUR(c[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-#endif
-// Matrix descriptor: 128-byte swizzle, 1024 bytes from 8 keys to the next 8; `across` bytes to the next 64 columns.
-__device__ __forceinline__ u64 describe(const u8* place, int across) {
-    return (u64)(shared_address(place) >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-// Holds the compiler from touching accumulators while products are under way.
-template <int N> __device__ __forceinline__ void hold(float (&c)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++) asm volatile("" : FOUR(c[n])::"memory");
-}
-__device__ __forceinline__ void begin_wide() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_wide() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
-__device__ __forceinline__ void multiply_keys(float (&s)[1][8][4], const u32 (&q)[1][HEAD_DIM / 16][4], const u8* keys) {
-    hold(s[0]);
-    begin_wide();
-#pragma unroll
-    for (int k = 0; k < HEAD_DIM / 16; k++)
-        wide_keys(s[0], q[0][k], describe(keys + k / 4 * (KEYS * 128) + k % 4 * 32, 16), k > 0);
-    end_wide();
-    hold(s[0]);
-}
-__device__ __forceinline__ void multiply_values(float (&acc)[1][PIECES][4], const u32 (&p)[4][1][4], const u8* values) {
-    hold(acc[0]);
-    begin_wide();
-#pragma unroll
-    for (int j = 0; j < 4; j++) wide_values(acc[0], p[j][0], describe(values + j * 2048, KEYS * 128), 1);
-    end_wide();
-    hold(acc[0]);
-}
-#else
-// Scores of the rows (left operands q) with a step's keys, added to s.
-__device__ __forceinline__ void multiply_keys(float (&s)[ROWS_16][KEYS / 8][4], const u32 (&q)[ROWS_16][HEAD_DIM / 16][4],
-                                              const u8* keys) {
-    const int matrix = threadIdx.x % 32 / 8, row = threadIdx.x % 8;
-    u32 b[2][KEYS / 16][4];  // the next operands are on their way while these are multiplied
-    auto load = [&](int k) {
-#pragma unroll
-        for (int j = 0; j < KEYS / 16; j++)
-            load_matrices(b[k % 2][j], keys + place_of(j * 16 + matrix / 2 * 8 + row, k * 2 + matrix % 2));
-    };
-    load(0);
-#pragma unroll
-    for (int k = 0; k < HEAD_DIM / 16; k++) {
-        if (k + 1 < HEAD_DIM / 16) load(k + 1);
-#pragma unroll
-        for (int j = 0; j < KEYS / 16; j++)
-#pragma unroll
-            for (int i = 0; i < ROWS_16; i++) {
-                multiply(s[i][2 * j], q[i][k], b[k % 2][j][0], b[k % 2][j][1]);
-                multiply(s[i][2 * j + 1], q[i][k], b[k % 2][j][2], b[k % 2][j][3]);
-            }
-    }
-}
-
-// The weighted values of a step, added to acc; p are the weights as left operands.
-__device__ __forceinline__ void multiply_values(float (&acc)[ROWS_16][PIECES][4], const u32 (&p)[KEYS / 16][ROWS_16][4],
-                                                const u8* values) {
-    const int matrix = threadIdx.x % 32 / 8, row = threadIdx.x % 8;
-    const int bunch = 4, bunches = PIECES / 2 / bunch;
-    u32 b[2][bunch][4];
-    auto load = [&](int at) {
-#pragma unroll
-        for (int n = 0; n < bunch; n++)
-            load_transposed(b[at % 2][n], values + place_of(at / bunches * 16 + matrix % 2 * 8 + row,
-                                                            (at % bunches * bunch + n) * 2 + matrix / 2));
-    };
-    load(0);
-#pragma unroll
-    for (int at = 0; at < KEYS / 16 * bunches; at++) {
-        if (at + 1 < KEYS / 16 * bunches) load(at + 1);
-#pragma unroll
-        for (int n = 0; n < bunch; n++)
-#pragma unroll
-            for (int i = 0; i < ROWS_16; i++) {
-                const int column = (at % bunches * bunch + n) * 2;
-                multiply(acc[i][column], p[at / bunches][i], b[at % 2][n][0], b[at % 2][n][1]);
-                multiply(acc[i][column + 1], p[at / bunches][i], b[at % 2][n][2], b[at % 2][n][3]);
-            }
-    }
-}
-#endif
-
 __device__ __forceinline__ u32 first_bits(int n) { return n <= 0 ? 0 : n >= 32 ? FULL : (1u << n) - 1; }
 
 // Which of 16 keys from `at` on (counted from the sequence's first row) a row sees.
-__device__ __forceinline__ u32 seen_keys(const u32* seen, const i64* depths, i64 row, i64 first_row, int rows, int depth,
-                                         int at, int context_window, int sliding_window) {
+__device__ __forceinline__ u32 seen_keys(const u32* seen, const i64* depths, i64 row, i64 first_row, int rows,
+                                         int depth, int at, int context_window, int sliding_window) {
     u32 bits = 0;
     if (at > -16) {
         if (rows == 1) {
@@ -255,13 +80,15 @@ __device__ __forceinline__ u32 seen_keys(const u32* seen, const i64* depths, i64
         } else {
             const int words = (rows + 31) / 32, word = at >> 5;
             const u32* own = seen + row * words;
-            u32 low = word >= 0 && word < words ? own[word] : 0, high = word + 1 >= 0 && word + 1 < words ? own[word + 1] : 0;
+            u32 low = word >= 0 && word < words ? own[word] : 0;
+            u32 high = word + 1 >= 0 && word + 1 < words ? own[word + 1] : 0;
             bits = __funnelshift_r(low, high, at & 31);
         }
         if (depth >= sliding_window)  // rows are at least at depth 0, so other rows are never too far away
 #pragma unroll 1
             for (int i = 0; i < 16; i++)
-                if (bits >> i & 1 && at + i >= 0 && depth - (int)depths[first_row + min(at + i, rows - 1)] >= sliding_window)
+                if (bits >> i & 1 && at + i >= 0 &&
+                    depth - (int)depths[first_row + min(at + i, rows - 1)] >= sliding_window)
                     bits &= ~(1u << i);
     }
     const int oldest = max(-context_window, depth - sliding_window + 1);
@@ -335,7 +162,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             int packed = tile * TILE_ROWS + warp_m * WARP_ROWS + i * 16 + half * 8 + g;
             row[i][half] = min(packed / GROUPS, rows - 1);
             depth[i][half] = (int)depths[first_row + row[i][half]];
-            const bf16* from = query + (((first_row + row[i][half]) * kv_heads + head) * GROUPS + packed % GROUPS) * HEAD_DIM;
+            const i64 place = ((first_row + row[i][half]) * kv_heads + head) * GROUPS + packed % GROUPS;
+            const bf16* from = query + place * HEAD_DIM;
 #pragma unroll
             for (int k = 0; k < HEAD_DIM / 16; k++) {
                 q[i][k][half] = *(const u32*)(from + k * 16 + t * 2);
@@ -462,7 +290,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 const float share = total > 0.0f ? 1.0f / total : 0.0f;
 #pragma unroll
                 for (int n = 0; n < PIECES; n++)
-                    store(tile * TILE_ROWS + own, n * 8 + t * 2, acc[i][n][half * 2] * share, acc[i][n][half * 2 + 1] * share);
+                    store(tile * TILE_ROWS + own, n * 8 + t * 2, acc[i][n][half * 2] * share,
+                          acc[i][n][half * 2 + 1] * share);
                 continue;
             }
             float2* to = weights + group * WEIGHT_STRIDE + own;
@@ -491,12 +320,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 
     // PARTS threads share a pair of columns of a row, each taking every PARTS-th group.
     const int part = threadIdx.x % PARTS;
-    for (int start = 0; start < own_rows * (COLUMNS / 2); start += THREADS / PARTS) {  // the same for all: lanes meet below
+    for (int start = 0; start < own_rows * (COLUMNS / 2); start += THREADS / PARTS) {  // as often for all: lanes meet
         const int item = start + threadIdx.x / PARTS, own = min(item / (COLUMNS / 2), own_rows - 1);
         const int column = item % (COLUMNS / 2) * 2;
         float top = NEG_INF;
 #pragma unroll
-        for (int other = part; other < KEY_GROUPS; other += PARTS) top = fmaxf(top, weights[other * WEIGHT_STRIDE + own].x);
+        for (int other = part; other < KEY_GROUPS; other += PARTS)
+            top = fmaxf(top, weights[other * WEIGHT_STRIDE + own].x);
 #pragma unroll
         for (int by = 1; by < PARTS; by *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, by));
         float x = 0.0f, y = 0.0f, total = 0.0f;
