@@ -1,23 +1,22 @@
 """The engine that people call."""
 
-import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-import torch
+from typing import Any
 
 from ddtree.engine.completion import Completion, StreamEvent
 from ddtree.engine.constraint import Constraint
-from ddtree.engine.device import choose_device, choose_dtype, free_memory_bytes
+from ddtree.engine.device import free_memory_bytes
 from ddtree.engine.facts import describe
 from ddtree.engine.graph_probe import GraphLimit, find_limit
 from ddtree.engine.graph_runner import GraphRunner
+from ddtree.engine.loading import Graphs, LoadOptions, load_parts
 from ddtree.engine.near_tie import LosslessReport, check_lossless
 from ddtree.engine.pages import PagePool
+from ddtree.engine.prompt import Prompt, checked_ids, encode_prompt
 from ddtree.engine.runner import EagerRunner, Runner
 from ddtree.engine.sampling_params import MAX_SEED, SamplingParams
 from ddtree.engine.scheduler import Scheduler
@@ -25,23 +24,17 @@ from ddtree.engine.sequence import Sequence
 from ddtree.engine.speculation import MAX_BUDGET, Speculation
 from ddtree.engine.state import DeviceState
 from ddtree.errors import UserError
-from ddtree.kernels.fast_set import FAST, why_not_fast
+from ddtree.kernels.fast_set import why_not_fast
 from ddtree.kernels.kernel_set import TWINS
-from ddtree.models.drafter import Drafter, load_drafter
+from ddtree.models.drafter import Drafter
 from ddtree.models.drafter_config import SlidingBlock
-from ddtree.models.target import Target, load_target
-from ddtree.models.target_config import read_target_config
+from ddtree.models.target import Target
 from ddtree.models.tokenizer import Tokenizer
-
-Prompt = str | Seq[int] | Seq[Mapping[str, Any]]
-"""Raw text, token ids, or chat messages for the model's chat template."""
 
 Progress = Callable[[str, float], None]
 """Called with a stage's name and how much of it is done, 0 to 1."""
 
 PAGE_TOKENS = 16
-
-Graphs = Literal["probe", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -171,65 +164,26 @@ class Engine:
             UserError: something given is out of range, missing, damaged or does not fit; says what to do.
         """
         tell = on_progress or (lambda stage, fraction: None)
-        for name, value, low in (
-            ("block_size", block_size, 2),
-            ("draft_window", draft_window, 1),
-            ("max_model_len", max_model_len, 2),
-            ("max_batch", max_batch, 1),
-            ("prefill_tokens", prefill_tokens, 1),
-            ("threads", threads, 1),
-        ):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-                raise UserError(f"{name} is {value!r}", f"choose a whole number of at least {low}")
-        if not 0 < memory_fraction <= 1:
-            raise UserError(f"memory_fraction is {memory_fraction!r}", "choose a number above 0, at most 1")
-        if graphs not in get_args(Graphs):
-            raise UserError(f"graphs is {graphs!r}", f"choose {', '.join(get_args(Graphs))}")
-        if sliding_block not in ("bidirectional", "causal"):
-            raise UserError(f"sliding_block is {sliding_block!r}", "choose bidirectional or causal")
-        if draft is None and (block_size is not None or draft_window is not None):
-            raise UserError("block_size and draft_window mean nothing without a drafter", "give a draft folder")
-        if threads is not None:
-            torch.set_num_threads(threads)
-        folder = Path(model)
-        tell("reading the configuration", 0.0)
-        config = read_target_config(folder)
-        length = max_model_len or config.max_positions
-        if length > config.max_positions:
-            raise UserError(
-                f"max_model_len {length} is beyond the model's context", f"choose at most {config.max_positions}"
-            )
-        on_device = choose_device(device)
-        number_type = choose_dtype(dtype, on_device, config.dtype)
-        tokenizer = Tokenizer(folder, config.vocab_size)
-        tell("loading the model", 0.1)
-        kernels = TWINS if why_not_fast(on_device) else FAST
-        target = load_target(folder, number_type, on_device, kernels)
-        drafter = None
-        if draft is not None:
-            tell("loading the drafter", 0.7)
-            drafter = load_drafter(
-                Path(draft), target, block_size=block_size, sliding_block=sliding_block, kernels=kernels
-            )
-        tell("reserving the cache", 0.9)
+        parts = load_parts(
+            LoadOptions(
+                Path(model), Path(draft) if draft is not None else None, device, dtype, block_size, draft_window,
+                sliding_block, max_model_len, memory_fraction, max_batch, prefill_tokens, graphs, threads,
+            ),
+            tell,
+        )  # fmt: skip
         engine = cls(
-            target,
-            drafter,
-            tokenizer,
-            speculation=speculation or Speculation("tree" if drafter else "ar"),
+            parts.target,
+            parts.drafter,
+            parts.tokenizer,
+            speculation=speculation or Speculation("tree" if parts.drafter else "ar"),
             draft_window=draft_window,
-            max_model_len=length,
+            max_model_len=parts.max_model_len,
             memory_fraction=memory_fraction,
             max_batch=max_batch,
             prefill_tokens=prefill_tokens,
             graphs=graphs,
             on_progress=tell,
-            identity={
-                "model": str(folder),
-                "model_config_sha256": _sha256(folder / "config.json"),
-                "draft": str(draft) if draft is not None else None,
-                "draft_config_sha256": _sha256(Path(draft) / "config.json") if draft is not None else None,
-            },
+            identity=parts.identity,
         )
         tell("ready", 1.0)
         return engine
@@ -353,8 +307,9 @@ class Engine:
         """
         if not self._scheduler.is_idle:
             raise UserError("requests are in flight", "check when they are done")
-        ids = self._encode(prompt)
-        answer = self._checked_ids(token_ids, "answer")
+        vocab_size = self.target.config.vocab_size
+        ids = encode_prompt(prompt, self.tokenizer, vocab_size)
+        answer = checked_ids(token_ids, vocab_size, "answer")
         if len(ids) + len(answer) > self.state.max_model_len:
             raise UserError(
                 f"prompt and answer have {len(ids) + len(answer)} tokens, the context {self.state.max_model_len}",
@@ -378,7 +333,7 @@ class Engine:
     def _sequence(
         self, prompt: Prompt, params: SamplingParams, speculation: Speculation | None, record_trees: bool
     ) -> Sequence:
-        ids = self._encode(prompt)
+        ids = encode_prompt(prompt, self.tokenizer, self.target.config.vocab_size)
         limit = self.state.max_model_len
         if len(ids) >= limit:
             raise UserError(
@@ -404,28 +359,9 @@ class Engine:
             record_trees=record_trees,
         )
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self._checked_ids(self.tokenizer.encode(prompt), "prompt")
-        if len(prompt) and isinstance(prompt[0], Mapping):
-            return self._checked_ids(self.tokenizer.encode_chat(prompt), "prompt")  # type: ignore[arg-type]
-        return self._checked_ids(prompt, "prompt")  # type: ignore[arg-type]
-
-    def _checked_ids(self, ids: Seq[int], what: str) -> list[int]:
-        vocab_size = self.target.config.vocab_size
-        if not len(ids):
-            raise UserError(f"the {what} is empty", "give at least one token")
-        if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size for i in ids):
-            raise UserError(f"the {what} holds something that is no token", f"give ids from 0 to {vocab_size - 1}")
-        return list(ids)
-
 
 def _cache_bytes_per_token(target: Target, drafter: Drafter | None) -> int:
     values = target.config.n_layers * target.config.layer.kv_size
     if drafter is not None:
         values += drafter.config.n_layers * drafter.config.layer.kv_size
     return values * target.dtype.itemsize
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
