@@ -159,7 +159,7 @@ def test_schemas_that_are_bombs_go_off_quietly(http, server, schema):
 
 def test_masks_follow_each_path(compiler, tiny_engine):
     """Each row's mask is the one that its path alone would have."""
-    words = compiler.lark('start: "ab" ("c" | "d") /[a-z]{3}/')
+    words = compiler.compile('start: "ab" ("c" | "d") /[a-z]{3}/')
     encode = tiny_engine.tokenizer.encode
     a, b, c, d, x = (encode(letter)[0] for letter in "abcdx")
     tokens, parents = [0, a, b, b, c, x, d, c], [0, 0, 0, 1, 3, 3, 3, 2]
@@ -181,7 +181,7 @@ def test_masks_follow_each_path(compiler, tiny_engine):
 
 
 def test_a_grammar_that_ends_ends_the_answer(compiler, tiny_engine):
-    words = compiler.lark("start: /[a-c]{2}[0-9]{3}/")
+    words = compiler.compile("start: /[a-c]{2}[0-9]{3}/")
     for speculation in (Speculation("ar"), Speculation("tree", 16)):
         for temperature in (0.0, 1.5):
             sequence = tiny_engine.submit(
@@ -195,12 +195,12 @@ def test_a_grammar_that_ends_ends_the_answer(compiler, tiny_engine):
 
 def test_a_bad_grammar_is_the_users_error(compiler):
     with pytest.raises(UserError, match="cannot be used"):
-        compiler.lark("start: (")
+        compiler.compile("start: (")
 
 
 def test_a_grammar_that_comes_to_a_dead_end_fails_alone(compiler, server, tiny_engine):
     """The model has no token for what must come next."""
-    engine, ended = tiny_engine, compiler.lark(r'start: "ab" "\n" "a"').start()
+    engine, ended = tiny_engine, compiler.compile(r'start: "ab" "\n" "a"').start()
     params = SamplingParams(max_new_tokens=40)
     free = engine.submit([5, 6], params, speculation=Speculation("tree", 16))
     bound = engine.submit([5, 6], params, speculation=Speculation("tree", 16), constraint=ended)

@@ -1,8 +1,8 @@
 """CUDA C++ kernels, compiled on first use by NVRTC (which torch brings along) and kept in the user's cache folder.
 
 A source file holds only ``extern "C"`` kernels and includes nothing but files beside it, so neither a compiler nor the
-CUDA toolkit has to be installed. Launches go to torch's current stream and can be captured in a CUDA graph; the module itself is loaded at
-the first launch, which therefore must not happen inside a capture.
+CUDA toolkit has to be installed. Launches go to torch's current stream and can be captured in a CUDA graph; the module
+itself is loaded at the first launch, which therefore must not happen inside a capture.
 """
 
 import ctypes

@@ -1,12 +1,13 @@
 """Grammars for answers: JSON of a schema, kept along every path of a draft tree."""
 
 import threading
+import time
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
@@ -19,6 +20,10 @@ _JSON_STYLE: Any = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"[ \n]{0,40}",  # a model that only writes blanks comes to an end
 }
+
+_LIMITS = LLParserLimits(step_lexer_fuel=100_000, step_max_items=20_000)  # a few milliseconds a mask at most
+MASKS_OF_A_ROUND_S = 1.0
+"""A grammar whose masks for one tree take longer holds up everybody, and is given up."""
 
 
 class Grammar:
@@ -52,7 +57,12 @@ class GrammarState:
         for row in range(1, len(tokens)):
             children[parents[row]].append(row)
 
+        deadline = time.monotonic() + MASKS_OF_A_ROUND_S
+
         def fill(row: int) -> None:
+            if time.monotonic() > deadline:
+                self.fault = "it takes too long to follow"
+                return
             fill_next_token_bitmask(self._matcher, bits, row)
             for child in children[row]:
                 token = tokens[child]
@@ -63,9 +73,9 @@ class GrammarState:
                     self._matcher.rollback(1)
 
         fill(0)
-        if self._matcher.is_error():
+        if self.fault is None and self._matcher.is_error():
             self.fault = _first_line(self._matcher.get_error())
-        elif not bits[0].any():
+        elif self.fault is None and not bits[0].any():
             self.fault = "no token of this model can go on"
         if self.fault is not None:
             bits[:] = -1  # the answer ends with the next token; the round of the others goes on
@@ -79,7 +89,10 @@ class GrammarState:
 
 
 class GrammarCompiler:
-    """Makes grammars for one model; safe to use from several threads."""
+    """Makes grammars for one model; safe to use from several threads.
+
+    It trusts what it compiles to be compiled in time: see `ddtree.server.grammar_probe`.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._tokenizer: Tokenizer = engine.tokenizer
@@ -87,27 +100,13 @@ class GrammarCompiler:
         self._end_token_ids = frozenset(engine.target.config.eos_token_ids)
         self._lock = threading.Lock()
 
-    def json_schema(self, schema: dict[str, Any]) -> Grammar:
-        """JSON that fits ``schema``.
-
-        Raises:
-            UserError: it is no schema, has keywords that cannot be kept, or is too large.
-        """
-        try:
-            return self._compile(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE))
-        except ValueError as error:
-            raise UserError(f"the schema cannot be used ({error})") from None
-
-    def lark(self, text: str) -> Grammar:
-        """What a grammar in llguidance's Lark dialect describes.
+    def compile(self, text: str) -> Grammar:
+        """A grammar in llguidance's own notation or in its Lark dialect.
 
         Raises:
             UserError: it cannot be used.
         """
-        return self._compile(LLMatcher.grammar_from_lark(text))
-
-    def _compile(self, grammar: str) -> Grammar:
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise UserError(f"the schema cannot be used ({_first_line(matcher.get_error())})")
         return Grammar(matcher, self._end_token_ids, self._vocab_size)
@@ -122,6 +121,18 @@ class GrammarCompiler:
         ends = sorted(self._end_token_ids) or None
         table: LLTokenizer = self._tokenizer.for_grammars(self._vocab_size, ends)
         return table
+
+
+def json_grammar(schema: dict[str, Any]) -> str:
+    """The grammar of JSON that fits ``schema``.
+
+    Raises:
+        UserError: it is no schema.
+    """
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE)
+    except ValueError as error:
+        raise UserError(f"the schema cannot be used ({error})") from None
 
 
 def _first_line(text: str) -> str:

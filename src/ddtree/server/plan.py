@@ -118,7 +118,10 @@ async def _grammar(service: Service, request: ChatRequest) -> Grammar | None:
             400, "response_format.json_schema: give it with type json_schema, and only there", param="response_format"
         )
     schema = wanted.json_schema.json_schema if wanted.json_schema else {"type": "object"}
-    return await _aside(lambda: service.grammars.json_schema(schema), param="response_format")
+    try:
+        return await service.grammars.json_schema(service.open_engine(), schema)
+    except UserError as error:
+        raise ApiError(400, str(error), param="response_format", code="invalid_value") from None
 
 
 def _plan(

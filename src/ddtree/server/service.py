@@ -5,14 +5,14 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import cached_property
 from types import TracebackType
 
 from ddtree.engine import Engine, SamplingParams, Speculation
 from ddtree.engine.engine import Progress
 from ddtree.server.api_error import ApiError
 from ddtree.server.engine_thread import EngineThread, shutting_down
-from ddtree.server.grammar import Grammar, GrammarCompiler
+from ddtree.server.grammar import Grammar
+from ddtree.server.grammar_store import GrammarStore
 from ddtree.server.job import Delta, Job
 from ddtree.server.metrics import Metrics
 from ddtree.server.pulse import Pulse
@@ -45,7 +45,7 @@ class Service:
         on_end: Callable[[BaseException | None], None],
     ) -> None:
         self.settings, self.metrics, self.pulse = settings, Metrics(), Pulse()
-        self.started = time.time()
+        self.started, self.grammars = time.time(), GrammarStore()
         self._jobs: set[Job] = set()
         self._is_draining = False
         self.thread = EngineThread(load, asyncio.get_running_loop(), self.pulse, self.metrics, on_end)
@@ -60,11 +60,6 @@ class Service:
         if self.thread.readiness.is_ready and stuck_s > self.settings.stall_s:
             return Readiness(False, f"stalled: a round has been running for {stuck_s:.0f} s", 0.0)
         return self.thread.readiness
-
-    @cached_property
-    def grammars(self) -> GrammarCompiler:
-        """Compiles formats that answers are asked to have."""
-        return GrammarCompiler(self.open_engine())
 
     @property
     def unfinished(self) -> int:

@@ -51,7 +51,8 @@ __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// A launch may begin while the kernel before it still runs (see CudaModule.launch); what that writes is here afterwards.
+// A launch may begin while the kernel before it still runs (see CudaModule.launch);
+// what that one writes is here only afterwards.
 __device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // Writes to the same place in the shared memory of block `rank` of the cluster.

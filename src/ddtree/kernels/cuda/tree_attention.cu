@@ -2,14 +2,15 @@
 //
 // A cluster owns one tile of packed rows (row * GROUPS + query head) of one key head of one sequence. Its CLUSTER
 // blocks hold WARPS_K key groups each, every one an online softmax over its own stretch of the keys, WARPS_M warps side
-// by side over the tile's rows. When a group is done it pushes its part into the other blocks' shared memory, each block
-// taking HEAD_DIM / CLUSTER columns; after one cluster barrier every block puts its columns together and writes them.
+// by side over the tile's rows. When a group is done it pushes its part into the other blocks' shared memory, each
+// block taking HEAD_DIM / CLUSTER columns; after one cluster barrier every block puts its columns together and writes
+// them.
 //
 // Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER (at most HEAD_DIM / 8), WARPS_K, WARPS_M, ROWS_16 (16-row tiles a
 // warp holds), KEYS (keys a step, a multiple of 16), STAGES (2 or more), PART_ROWS (of a tile, at most so many exist),
-// PARTS (threads that share one output pair), WIDE (1: wgmma; wants HEAD_DIM 128, WARPS_M a multiple of 4, ROWS_16 1 and
-// KEYS 64), EARLY (1: what is committed, and where, is older than the kernel before, so that it may be read while that
-// still runs).
+// PARTS (threads that share one output pair), WIDE (1: wgmma; wants HEAD_DIM 128, WARPS_M a multiple of 4, ROWS_16 1
+// and KEYS 64), EARLY (1: what is committed, and where, is older than the kernel before, so that it may be read while
+// that still runs).
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void group_sync(int group) {
 }
 
 // Starts copying KEYS rows of a cache, of which `left` exist; `base` holds the slot of the lane's 16 keys, `cache`
-// points at the thread's piece of slot 0. Few instructions a piece: what the copies cost to issue, the products wait for.
+// points at the thread's piece of slot 0.
 __device__ __forceinline__ void copy_step(u8* to, const u8* cache, int base, int left, u32 slot_bytes, int thread) {
     const int keys_a_turn = GROUP_THREADS / PIECES, turns = (KEYS + keys_a_turn - 1) / keys_a_turn;
     const int own_key = thread / PIECES, piece = thread % PIECES;
