@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -238,11 +237,14 @@ def main() -> None:
     began = time.time()
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     result = {
-        "command": " ".join(["python", "benchmarks/engine_h200.py", *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
+        "command": f"python benchmarks/engine_h200.py {args.piece}",
+        "options": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
+        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         **globals()[args.piece](args),
     }
+    for path in ("model", "draft"):
+        result.get("facts", {}).pop(path, None)  # folders of the machine it ran on
     result["seconds"] = round(time.time() - began, 1)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"engine_{args.piece}_{args.dtype}.json").write_text(json.dumps(result, indent=1) + "\n")

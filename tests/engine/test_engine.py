@@ -148,7 +148,7 @@ def test_bad_requests_are_refused(engine, call, cause):
     ("name", "value"),
     [
         ("max_new_tokens", 0), ("max_new_tokens", 2.5), ("temperature", -1), ("temperature", float("nan")),
-        ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("min_p", 2), ("repetition_penalty", 0),
+        ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("min_p", 2), ("repetition_penalty", 0), ("repetition_penalty", 1e308), ("temperature", 1e-40),
         ("presence_penalty", 3), ("frequency_penalty", -3), ("seed", -1), ("seed", 2**63), ("stop", "text"),
         ("stop", [""]), ("stop_token_ids", [-1]), ("stop_token_ids", ["x"]),
     ],

@@ -30,6 +30,8 @@ def refused(response: httpx.Response, status: int, *words: str, param: str | Non
         ({"audio": {}}, "audio"),
         ({"functions": []}, "functions"),
         ({"user": "me"}, "user"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
         ({"echo": False}, "echo"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),

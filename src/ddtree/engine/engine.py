@@ -330,6 +330,33 @@ class Engine:
             "rounds": self._runner.facts(),
         }
 
+    def round_facts(self) -> dict[str, Any]:
+        """What rounds turned out to be so far: how they are launched, which CUDA graphs there are, what they cost.
+
+        May be called from another thread than the engine's.
+        """
+        graphs = self._runner if isinstance(self._runner, GraphRunner) else None
+        costs: dict[str, dict[str, float]] = {}
+        for (batch, budget), cost_ms in sorted(self._scheduler.round_costs_ms().items()):
+            costs.setdefault(str(batch), {})[str(budget)] = round(cost_ms, 4)
+        return {
+            "launch": "cuda graph" if graphs else "eager",
+            "graph_replays": graphs.replays if graphs else 0,
+            "graphs": [
+                {
+                    "batch": key.batch,
+                    "mode": key.shape.mode,
+                    "budget": key.shape.budget,
+                    **vars(key.flags),
+                    "capture_ms": round(captured.capture_ms, 1),
+                }
+                for key, captured in list(graphs.captured.items())
+            ]
+            if graphs
+            else [],
+            "cost_ms_by_batch_and_budget": costs,
+        }
+
     def _sequence(
         self, prompt: Prompt, params: SamplingParams, speculation: Speculation | None, record_trees: bool
     ) -> Sequence:

@@ -16,11 +16,12 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: at most so many tokens, at least 1.
-        temperature: 0 takes the most likely token; else at most 100.
+        temperature: 0 takes the most likely token; else 0.001 to 100.
         top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
         top_k: keep so many tokens; 0 keeps all.
         min_p: drop tokens less likely than this share of the best one's probability, in [0, 1].
-        repetition_penalty: divides positive and multiplies negative logits of tokens of prompt and answer, above 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens of prompt and answer, 0.01 to
+            100.
         presence_penalty, frequency_penalty: taken off the logits of tokens of the answer, once or per occurrence, in
             [-2, 2].
         seed: 0 .. 2**63 - 1; the same seed gives the same text in every mode. None draws one.
@@ -56,11 +57,19 @@ class SamplingParams:
                 raise UserError(f"{name} is {getattr(self, name)!r}", f"choose {wanted}")
 
         need(_whole(self.max_new_tokens) and self.max_new_tokens >= 1, "max_new_tokens", "a whole number of at least 1")
-        need(_finite(self.temperature) and 0 <= self.temperature <= 100, "temperature", "0 to 100")
+        need(
+            _finite(self.temperature) and (self.temperature == 0 or 1e-3 <= self.temperature <= 100),
+            "temperature",
+            "0, or 0.001 to 100",
+        )
         need(_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number above 0, at most 1")
         need(_whole(self.top_k) and self.top_k >= 0, "top_k", "a whole number of at least 0 (0 keeps all tokens)")
         need(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", "0 to 1")
-        need(_finite(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty", "a number above 0")
+        need(
+            _finite(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 100,
+            "repetition_penalty",
+            "0.01 to 100",
+        )
         need(_finite(self.presence_penalty) and abs(self.presence_penalty) <= 2, "presence_penalty", "-2 to 2")
         need(_finite(self.frequency_penalty) and abs(self.frequency_penalty) <= 2, "frequency_penalty", "-2 to 2")
         need(

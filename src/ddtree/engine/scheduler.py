@@ -72,6 +72,10 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def round_costs_ms(self) -> dict[tuple[int, int], float]:
+        """Time of a round by batch and budget, as far as `budget="auto"` has measured it."""
+        return dict(self._policy.cost_ms)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence.
 

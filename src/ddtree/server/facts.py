@@ -31,6 +31,7 @@ def server_info(service: Service, requested: dict[str, Any]) -> dict[str, Any]:
         "requested": {"engine": requested, "server": service.settings.echo()},
         "effective": {
             "engine": engine.facts() if engine else None,
+            "rounds": engine.round_facts() if engine else None,
             "max_batch": engine.max_batch if engine else None,
             "answers_at_most": engine.max_batch + service.settings.max_queue if engine else None,
         },

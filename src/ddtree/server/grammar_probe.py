@@ -1,6 +1,7 @@
 """Tries grammars in a process of its own, before the server compiles them.
 
-A hostile schema can keep the grammar library busy for hours, and a thread cannot be stopped from outside; a process can.
+A hostile schema can keep the grammar library busy for hours, and a thread cannot be stopped from outside, but a process
+can.
 This file is also the program of that process, and so imports nothing of ours at its top.
 """
 

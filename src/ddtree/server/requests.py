@@ -141,8 +141,8 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
+    tools: None = None
     tool_choice: Literal["none"] | None = None
-    parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
 
