@@ -11,7 +11,8 @@ from ddtree.engine.completion import Completion, StreamEvent
 from ddtree.engine.constraint import Constraint
 from ddtree.engine.device import free_memory_bytes
 from ddtree.engine.facts import describe
-from ddtree.engine.graph_probe import GraphLimit, find_limit
+from ddtree.engine.graph_limit import GraphLimit
+from ddtree.engine.graph_probe import find_limit
 from ddtree.engine.graph_runner import GraphRunner
 from ddtree.engine.loading import Graphs, LoadOptions, load_parts
 from ddtree.engine.near_tie import LosslessReport, check_lossless

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from ddtree.engine.graph_limit import GraphLimit
 from ddtree.models.drafter_config import DrafterConfig
 from ddtree.models.target_config import TargetConfig
 from ddtree.user_cache import cache_folder
@@ -40,19 +41,6 @@ class ProbeRequest:
     dtype: str
     budget: int
     fault_above: int | None = None
-
-
-@dataclass(frozen=True)
-class GraphLimit:
-    """What may be captured.
-
-    Attributes:
-        budget: largest budget whose rounds run as graphs; None where not even plain decoding does.
-        reason: why it is not the largest that was asked for; empty where it is.
-    """
-
-    budget: int | None
-    reason: str = ""
 
 
 def find_limit(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from ddtree.engine.flight import Flight
-from ddtree.engine.graph_probe import GraphLimit
+from ddtree.engine.graph_limit import GraphLimit
 from ddtree.engine.prefill import PrefillKind, prefill_chunk
 from ddtree.engine.round import Round, decode_round
 from ddtree.engine.runner import Launched
