@@ -77,7 +77,7 @@ def test_a_missing_extra_is_named(verb: tuple[str, ...], tmp_path: Path) -> None
         (("generate", *PROMPT, "--mode", "chain", "--top-k-cap", "4"), ("--top-k-cap does not apply to a chain",)),
         (("generate", *PROMPT, "--top-p", "0.9"), ("--top-p has no effect at temperature 0",)),
         (("generate", *PROMPT, "--mode", "fast"), ("fast", "tree")),
-        (("generate", *PROMPT, "--budget", "many"), ("--budget", "integer")),
+        (("generate", *PROMPT, "--budget", "many"), ("--budget", "auto or a whole number")),
         (("generate", *PROMPT, "--max-batch", "0"), ("--max-batch",)),
         (("generate", *PROMPT, "--frobnicate"), ("--frobnicate", "ddtree generate --help")),
         (("generate", *PROMPT, "surplus"), ("surplus",)),

@@ -68,7 +68,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr() -> None:
     result = ddtree(*command)
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout and len(result.stdout.splitlines()) <= 3
-    assert re.search(r"\[4 tokens, cut at the limit; [\d.]+ tok/s; tree, budget 32, tau [\d.]+\]", result.stderr)
+    assert re.search(r"\[4 tokens, cut at the limit; [\d.]+ tok/s; tree, budget auto, tau [\d.]+\]", result.stderr)
 
 
 def test_sampling_flags_reach_the_engine() -> None:
@@ -140,6 +140,6 @@ def test_demo_as_json() -> None:
 def test_demo_for_a_person() -> None:
     result = ddtree("demo", "--dtype", "float32", "--max-new-tokens", "8")
     assert result.returncode == 0, result.stderr
-    assert re.search(r"^tree 32 +[\d.]+ +[\d.]+ +[\d.]+x +yes", result.stdout, re.M)
+    assert re.search(r"^tree 16 +[\d.]+ +[\d.]+ +[\d.]+x +yes", result.stdout, re.M)
     assert "● " in result.stdout and "★ " in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 60

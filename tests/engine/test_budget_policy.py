@@ -7,6 +7,7 @@ import torch
 
 from ddtree import Engine, SamplingParams, Speculation
 from ddtree.engine.budget_policy import CANDIDATES, CUTS, LAST_PROBE, BudgetPolicy, Outlook
+from ddtree.engine.runner import EagerRunner
 from ddtree.kernels.forecast import forecast, read_forecast
 from ddtree.kernels.tree_build import build_tree
 from tiny_models import make_drafter, make_target
@@ -122,3 +123,35 @@ def test_plain_spells_leave_the_drafter_as_fixed_budgets_do(tmp_path):
     assert common
     for position in common:
         torch.testing.assert_close(logits[0][position], logits[1][position], rtol=1e-4, atol=1e-4)
+
+
+def test_costs_are_measured_once_for_a_machine_and_its_models(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "cache"))
+    target = make_target(tmp_path / "target", "llama")
+    drafter = make_drafter(tmp_path / "drafter", target, block_size=6)
+    measured = []
+    measure = EagerRunner.measure
+    monkeypatch.setattr(EagerRunner, "measure", lambda *a: measured.append(a[2].budget) or measure(*a))
+    stages = []
+    for _ in range(2):
+        engine = Engine.load(
+            target, drafter, dtype="float32", max_model_len=64, on_progress=lambda stage, fraction: stages.append(stage)
+        )
+        done = engine.generate([[5, 6]], SamplingParams(max_new_tokens=8))[0]
+        assert done.stats.notes == []
+    assert measured == list(CANDIDATES)
+    assert "timing rounds of every budget" in stages
+
+    done = engine.generate([[5, 6], [7]], SamplingParams(max_new_tokens=8))
+    assert "timing rounds of a batch of 2" in done[0].stats.notes[0]
+
+
+def test_a_cap_holds_for_every_budget_that_auto_takes(tmp_path):
+    target = make_target(tmp_path / "target", "llama", eos_token_id=None)
+    drafter = make_drafter(tmp_path / "drafter", target, block_size=6)
+    engine = Engine.load(target, drafter, dtype="float32", max_model_len=64, speculation=Speculation("tree", "auto", 2))
+    engine._scheduler._policy.choose = lambda bucket, outlooks: 16
+    done = engine.generate([[5, 6]], SamplingParams(max_new_tokens=20), record_trees=True)[0]
+    for traced in done.trees:
+        siblings = [traced.tree.parents.tolist().count(parent) for parent in set(traced.tree.parents.tolist())]
+        assert max(siblings) == 2

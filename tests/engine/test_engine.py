@@ -1,5 +1,6 @@
 """The engine's border: what it takes, refuses and says, on tiny random models."""
 
+import json
 import time
 
 import pytest
@@ -148,7 +149,8 @@ def test_bad_requests_are_refused(engine, call, cause):
     ("name", "value"),
     [
         ("max_new_tokens", 0), ("max_new_tokens", 2.5), ("temperature", -1), ("temperature", float("nan")),
-        ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("min_p", 2), ("repetition_penalty", 0), ("repetition_penalty", 1e308), ("temperature", 1e-40),
+        ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("min_p", 2), ("repetition_penalty", 0),
+        ("repetition_penalty", 1e308), ("temperature", 1e-40),
         ("presence_penalty", 3), ("frequency_penalty", -3), ("seed", -1), ("seed", 2**63), ("stop", "text"),
         ("stop", [""]), ("stop_token_ids", [-1]), ("stop_token_ids", ["x"]),
     ],
@@ -257,3 +259,23 @@ def test_chunks_of_different_lengths_filled_up_to_one(folders, engine):
         filled = padded.generate(prompts, params, speculation=TREE)
         assert [c.token_ids for c in filled] == [c.token_ids for c in plain]
         assert [c.stats.accepted_lengths for c in filled] == [c.stats.accepted_lengths for c in plain]
+
+
+def test_an_answer_ends_with_the_models_own_end_token(tmp_path):
+    """From config.json and from generation_config.json; `ignore_eos` goes on."""
+    free = Engine.load(make_target(tmp_path / "free", "llama", eos_token_id=None), dtype="float32", max_model_len=64)
+    answer = free.generate([[5, 6, 7]], SamplingParams(max_new_tokens=20))[0].token_ids
+    end = answer[9]
+    first = answer.index(end)
+    for place in ("config.json", "generation_config.json"):
+        folder = make_target(tmp_path / place, "llama", eos_token_id=None)
+        for name in ("config.json", "generation_config.json"):
+            values = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+            values["eos_token_id"] = end if name == place else None
+            (folder / name).write_text(json.dumps(values))
+        engine = Engine.load(folder, dtype="float32", max_model_len=64)
+        done = engine.generate([[5, 6, 7]], SamplingParams(max_new_tokens=20))[0]
+        assert done.token_ids == answer[: first + 1], place
+        assert done.finish_reason == "stop"
+        through = engine.generate([[5, 6, 7]], SamplingParams(max_new_tokens=20, ignore_eos=True))[0]
+        assert through.token_ids == answer

@@ -117,7 +117,7 @@ def test_a_mixed_crowd(tiny_folders, tiny_engine):
 
 
 VALUES = [
-    None, True, False, 0, 1, -1, 2, 3.5, -0.0, 1e308, 10**40, "", "a", "auto", "none", "🙂", "\x00",
+    None, True, False, 0, 1, -1, 2, 3.5, -0.0, 1e308, 1e-40, 0.5, 0.011, 99, 10**40, "", "a", "auto", "none", "🙂", "\x00",
     [], [1], [[]], [[1, 2]], ["a"], {}, {"a": 1}, {"type": "text"}, {"type": "json_object"}, {"mode": "ar"},
     {"budget": 3}, {"5": 1}, {"include_usage": True}, [{"role": "user", "content": "hi"}],
     [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], [{"role": "assistant", "content": ""}],
@@ -152,7 +152,7 @@ def test_random_bodies_are_answered_or_refused(server):
                 assert response.text.rstrip().endswith("data: [DONE]"), (path, body, response.text)
             elif response.status_code != 200:
                 assert response.json()["error"]["message"], (path, body)
-    assert statuses.count(200) > 50 and statuses.count(400) > 50
+    assert statuses.count(200) > 15 and statuses.count(400) > 50
     assert server.is_empty()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddtree.engine.completion import Completion, StreamEvent
 from ddtree.engine.constraint import Constraint
+from ddtree.engine.cost_store import CostStore
 from ddtree.engine.device import free_memory_bytes
 from ddtree.engine.facts import describe
 from ddtree.engine.graph_limit import GraphLimit
@@ -23,7 +24,7 @@ from ddtree.engine.sampling_params import MAX_SEED, SamplingParams
 from ddtree.engine.scheduler import Scheduler
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.speculation import MAX_BUDGET, Speculation
-from ddtree.engine.state import DeviceState
+from ddtree.engine.state import DeviceState, SamplingFlags
 from ddtree.errors import UserError
 from ddtree.kernels.fast_set import why_not_fast
 from ddtree.kernels.kernel_set import TWINS
@@ -106,7 +107,8 @@ class Engine:
         )
         self._pool = PagePool(n_pages, PAGE_TOKENS)
         self._runner = self._make_runner(max_batch, graphs, on_progress or (lambda stage, fraction: None))
-        self._scheduler = Scheduler(self.state, self._pool, target, drafter, self._runner, prefill_tokens)
+        costs = CostStore(describe(target, drafter, self.state, speculation) | identity)
+        self._scheduler = Scheduler(self.state, self._pool, target, drafter, self._runner, prefill_tokens, costs)
 
     def _make_runner(self, max_batch: int, graphs: Graphs, tell: Progress) -> Runner:
         why_not = why_not_fast(self.target.device) if self.target.kernels is not TWINS else "plain torch kernels"
@@ -186,8 +188,16 @@ class Engine:
             on_progress=tell,
             identity=parts.identity,
         )
+        engine.warm_up(tell)
         tell("ready", 1.0)
         return engine
+
+    def warm_up(self, tell: Progress) -> None:
+        """Where requests choose their budgets, time rounds now, unless an earlier start did."""
+        shape, _ = self._runner.fit(self.speculation.resolve(self._block_size))
+        if shape.is_auto:
+            tell("timing rounds of every budget", 0.95)
+            self._scheduler.learn_costs(1, shape, SamplingFlags())
 
     def generate(
         self,

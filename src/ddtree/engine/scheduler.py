@@ -8,6 +8,7 @@ from itertools import chain
 
 from ddtree.engine.budget_policy import CANDIDATES, CUTS, BudgetPolicy, auto_shape
 from ddtree.engine.completion import TracedTree
+from ddtree.engine.cost_store import CostStore
 from ddtree.engine.flight import Flight
 from ddtree.engine.pages import PagePool
 from ddtree.engine.prefill import PrefillKind
@@ -39,6 +40,7 @@ class Scheduler:
     Args:
         runner: how rounds are launched.
         prefill_tokens: prompt tokens that a sequence commits between two rounds.
+        costs: times of rounds that earlier starts measured.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class Scheduler:
         drafter: Drafter | None,
         runner: Runner,
         prefill_tokens: int,
+        costs: CostStore,
     ) -> None:
         self._state, self._pool, self._target, self._drafter = state, pool, target, drafter
         self._runner, self._split = runner, EagerRunner(state, target, drafter)
-        self._policy = BudgetPolicy(drafter.config.block_size - 1 if drafter else 0)
+        self._costs, self._policy = costs, BudgetPolicy(drafter.config.block_size - 1 if drafter else 0)
+        self._policy.cost_ms.update(costs.load())
         self._in_flight: list[Prefilling | Decoding] = []
         self._last_landing = 0.0
         self._prefill_tokens = prefill_tokens
@@ -208,7 +212,13 @@ class Scheduler:
         bucket = self._runner.bucket_of(len(group))
         is_auto = shape.is_auto
         if is_auto:
-            self._learn_costs(bucket, shape.budget, flags)
+            measured_ms = self.learn_costs(bucket, shape, flags)
+            if measured_ms:
+                note = (
+                    f"{measured_ms:.0f} ms went into timing rounds of a batch of {bucket}, which no round's time shows"
+                )
+                for sequence in group:
+                    sequence.stats.notes.append(note)
             shape = auto_shape(self._policy.choose(bucket, [s.outlook for s in group]), shape.top_k)
         bound = max(s.committed for s in group)
         slots = [s.slot for s in group]
@@ -217,12 +227,22 @@ class Scheduler:
             return Decoding(group, shape, bucket, False, self._split.launch(slots, shape, flags, bound, constraints))
         return Decoding(group, shape, bucket, is_auto, self._runner.launch(slots, shape, flags, bound))
 
-    def _learn_costs(self, bucket: int, largest: int, flags: SamplingFlags) -> None:
-        """Before the first choice for a batch of this size, time a round of every shape that fits."""
-        for budget in CANDIDATES:
-            fits = bucket * (budget + 1) <= MAX_ROUND_ROWS and budget <= largest
-            if fits and (bucket, budget) not in self._policy.cost_ms:
-                self._policy.time(bucket, budget, self._runner.measure(bucket, auto_shape(budget), flags))
+    def learn_costs(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
+        """Before the first choice for a batch of this size, time a round of every budget that fits.
+
+        Returns:
+            milliseconds that went into it; 0 where the times were known.
+        """
+        began = time.perf_counter()
+        fitting = [b for b in CANDIDATES if bucket * (b + 1) <= MAX_ROUND_ROWS and b <= shape.budget]
+        unknown = [budget for budget in fitting if (bucket, budget) not in self._policy.cost_ms]
+        for budget in unknown:
+            ms = self._runner.measure(bucket, auto_shape(budget, shape.top_k), flags)
+            self._policy.time(bucket, budget, ms)
+        if not unknown:
+            return 0.0
+        self._costs.save(self._policy.cost_ms)
+        return 1e3 * (time.perf_counter() - began)
 
     def _land(self, work: "Prefilling | Decoding") -> list[Sequence]:
         """Hand out the tokens of finished work; sequences that ended meanwhile get none."""
