@@ -117,8 +117,8 @@ def test_a_mixed_crowd(tiny_folders, tiny_engine):
 
 
 VALUES = [
-    None, True, False, 0, 1, -1, 2, 3.5, -0.0, 1e308, 1e-40, 0.5, 0.011, 99, 10**40, "", "a", "auto", "none", "🙂", "\x00",
-    [], [1], [[]], [[1, 2]], ["a"], {}, {"a": 1}, {"type": "text"}, {"type": "json_object"}, {"mode": "ar"},
+    None, True, False, 0, 1, -1, 2, 3.5, -0.0, 1e308, 1e-40, 0.5, 0.011, 99, 10**40, "", "a", "auto", "none", "🙂",
+    "\x00", [], [1], [[]], [[1, 2]], ["a"], {}, {"a": 1}, {"type": "text"}, {"type": "json_object"}, {"mode": "ar"},
     {"budget": 3}, {"5": 1}, {"include_usage": True}, [{"role": "user", "content": "hi"}],
     [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], [{"role": "assistant", "content": ""}],
     {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}},
@@ -131,7 +131,7 @@ def test_random_bodies_are_answered_or_refused(server):
 
     dice, statuses = random.Random(11), []
     with httpx.Client(base_url=server.url, timeout=60) as client:
-        for _ in range(700):
+        for _ in range(300):
             path, model, base = dice.choice(
                 [
                     ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "a"}]}),
@@ -152,7 +152,7 @@ def test_random_bodies_are_answered_or_refused(server):
                 assert response.text.rstrip().endswith("data: [DONE]"), (path, body, response.text)
             elif response.status_code != 200:
                 assert response.json()["error"]["message"], (path, body)
-    assert statuses.count(200) > 15 and statuses.count(400) > 50
+    assert statuses.count(200) > 5 and statuses.count(400) > 50
     assert server.is_empty()
 
 
