@@ -12,7 +12,12 @@ from ddtree.errors import UserError
 def cache_folder() -> Path:
     """``DDTREE_CACHE``, else ``XDG_CACHE_HOME``/ddtree, else the platform's own place for caches."""
     if chosen := os.environ.get("DDTREE_CACHE"):
-        return Path(chosen).expanduser().absolute()
+        try:
+            return Path(chosen).expanduser().absolute()
+        except RuntimeError as error:
+            raise UserError(
+                f"DDTREE_CACHE is {chosen}, whose home folder is not known", "set it to a path without '~'"
+            ) from error
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(xdg):  # the XDG rules say to ignore a relative path
         return Path(xdg) / "ddtree"

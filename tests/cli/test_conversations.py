@@ -51,6 +51,8 @@ def test_line_separators_inside_json_do_not_split_a_line(tmp_path: Path) -> None
         (b'{"turn": ["a"]}', "no 'turns' list"),
         (b"[1]", "no 'turns' list"),
         (b"[" * 100_000, "nested too deeply|not JSON"),
+        (b'{"turns": ["a"], "id": ' + b"9" * 6000 + b"}", r"line 1 is not JSON \(Exceeds the limit"),
+        (b'{"turns": ["a"]}\n{"turns": ["\\ud800"]}', "line 2 is not valid Unicode text"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"", "holds no prompts"),
         (b"\n \n", "holds no prompts"),
@@ -59,6 +61,11 @@ def test_line_separators_inside_json_do_not_split_a_line(tmp_path: Path) -> None
 def test_bad_files_are_refused_by_line(tmp_path: Path, content: bytes, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         read_conversations([], write(tmp_path, content), chat=True)
+
+
+def test_a_prompt_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UserError, match="--prompt is not valid Unicode text"):
+        read_conversations(["good", "\udcff"], None, chat=True)
 
 
 def test_raw_text_has_no_place_for_several_turns(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_every_promised_flag_of_generate_exists() -> None:
     shown = set(re.findall(r"--[a-z-]+", ddtree("generate", "--help", COLUMNS="120").stdout))
     wanted = """--model --draft --mode --budget --top-k-cap --block-size --draft-window --prompt --prompts
         --max-new-tokens --temperature --seed --dtype --device --json --no-chat --max-model-len --memory-fraction
-        --max-batch --top-p --top-k --min-p --repetition-penalty --presence-penalty --frequency-penalty --stop"""
+        --max-batch --top-p --top-k --min-p --repetition-penalty --presence-penalty --frequency-penalty --stop
+        --threads"""
     assert shown == {*wanted.split(), "--help"}
 
 
@@ -78,6 +80,9 @@ def test_a_missing_extra_is_named(verb: tuple[str, ...], tmp_path: Path) -> None
         (("generate", *PROMPT, "--top-p", "0.9"), ("--top-p has no effect at temperature 0",)),
         (("generate", *PROMPT, "--mode", "fast"), ("fast", "tree")),
         (("generate", *PROMPT, "--budget", "many"), ("--budget", "auto or a whole number")),
+        (("generate", *PROMPT, "--budget", "8_0"), ("--budget is '8_0'", "choose auto or a whole number")),
+        (("generate", *PROMPT, "--mode", "chain", "--budget", "auto"), ("budget is 'auto'", ": choose a whole number")),
+        (("demo", "--budget", "8_0"), ("--budget", "'8_0' is not a whole number")),
         (("generate", *PROMPT, "--max-batch", "0"), ("--max-batch",)),
         (("generate", *PROMPT, "--frobnicate"), ("--frobnicate", "ddtree generate --help")),
         (("generate", *PROMPT, "surplus"), ("surplus",)),
@@ -131,6 +136,7 @@ def test_ctrl_c_exits_130(tmp_path: Path) -> None:
         text=True,
         env=environment,
         start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a parent in the background ignores it
     )
     assert process.stderr
     while "asking the package index" not in (line := process.stderr.readline()):

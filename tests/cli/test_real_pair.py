@@ -15,6 +15,7 @@ import pytest
 from command import ddtree, is_one_line_for_the_user
 
 from ddtree.demo import drafter_folder, target_folder
+from tiny_models import make_target
 
 SMALL = ("--dtype", "float32", "--max-model-len", "512")
 PROMPT = "Why is the sky blue?"
@@ -106,6 +107,23 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
     config["hidden_size"] = 64
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     assert is_one_line_for_the_user(ddtree("generate", "--prompt", PROMPT, "--draft", str(tmp_path / "other")))
+
+
+def test_the_demos_drafter_for_another_target(tmp_path: Path) -> None:
+    result = ddtree("demo", "--model", str(make_target(tmp_path / "other", "llama")))
+    assert is_one_line_for_the_user(result, "the drafter shipped with ddtree does not fit", "--draft DIR")
+    result = ddtree("demo", "--model", str(tmp_path / ("x" * 300)))
+    assert is_one_line_for_the_user(result, "cannot be read (File name too long)")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="bytes of arguments are kept on Linux only")
+def test_bytes_that_are_no_text() -> None:
+    for command, text in ((["generate", "--prompt", b"\xff"], b""), (["chat", *SMALL], b"hi\xff\n")):
+        result = subprocess.run(
+            [sys.executable, "-m", "ddtree", *command], input=text, capture_output=True, timeout=280, check=False
+        )
+        told = subprocess.CompletedProcess([], result.returncode, result.stdout.decode(), result.stderr.decode())
+        assert is_one_line_for_the_user(told, "is not valid Unicode text")
 
 
 def test_chat_remembers_and_forgets() -> None:

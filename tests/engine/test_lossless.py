@@ -28,20 +28,31 @@ def test_greedy_ar_equals_transformers(real_engine, target_folder, prompts):
         assert tokens(real_engine, [prompt], SamplingParams(max_new_tokens=40), AR) == [expected.tolist()]
 
 
-@pytest.mark.parametrize("speculation", DRAFTS, ids=lambda s: f"{s.mode}-{s.budget}")
-def test_greedy_drafts_equal_ar_alone_and_in_a_batch(real_engine, prompts, speculation):
-    params = SamplingParams(max_new_tokens=48)
-    expected = [tokens(real_engine, [p], params, AR)[0] for p in prompts]
-    assert tokens(real_engine, prompts, params, speculation) == expected
-    assert tokens(real_engine, prompts[:1], params, speculation) == expected[:1]
+GREEDY = SamplingParams(max_new_tokens=40)
+
+
+def sampled(i):
+    return SamplingParams(max_new_tokens=28, temperature=0.8, seed=100 + i)
+
+
+@pytest.fixture(scope="module")
+def plain(real_engine, prompts):
+    """Plain decoding, one prompt at a time: greedy answers, then sampled ones."""
+    greedy = [tokens(real_engine, [p], GREEDY, AR)[0] for p in prompts]
+    return greedy, [tokens(real_engine, [p], sampled(i), AR)[0] for i, p in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("speculation", DRAFTS, ids=lambda s: f"{s.mode}-{s.budget}")
-def test_seeded_samples_equal_ar(real_engine, prompts, speculation):
-    each = [SamplingParams(max_new_tokens=32, temperature=0.8, seed=100 + i) for i in range(len(prompts))]
-    expected = tokens(real_engine, prompts, each, AR)
-    assert tokens(real_engine, prompts, each, speculation) == expected
-    assert tokens(real_engine, prompts[:1], each[0], speculation) == expected[:1]
+def test_greedy_drafts_equal_ar_alone_and_in_a_batch(real_engine, prompts, plain, speculation):
+    assert tokens(real_engine, prompts, GREEDY, speculation) == plain[0]
+    assert tokens(real_engine, prompts[:1], GREEDY, speculation) == plain[0][:1]
+
+
+@pytest.mark.parametrize("speculation", DRAFTS, ids=lambda s: f"{s.mode}-{s.budget}")
+def test_seeded_samples_equal_ar(real_engine, prompts, plain, speculation):
+    each = [sampled(i) for i in range(len(prompts))]
+    assert tokens(real_engine, prompts, each, speculation) == plain[1]
+    assert tokens(real_engine, prompts[:1], each[0], speculation) == plain[1][:1]
 
 
 def test_filters_and_penalties_equal_ar(real_engine, prompts):

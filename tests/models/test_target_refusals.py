@@ -16,6 +16,8 @@ from ddtree.models.target_config import read_target_config
 from ddtree.models.tokenizer import Tokenizer
 from tiny_models import edit_config, load_weights, make_target, save_weights
 
+NAN, INF = float("nan"), float("inf")  # Python's JSON knows them
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -46,6 +48,15 @@ def test_no_folder(tmp_path: Path) -> None:
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert_refused(tmp_path / "file", "there is no model folder .*file")
+
+
+def test_a_path_that_is_too_long(tmp_path: Path) -> None:
+    assert_refused(tmp_path / ("x" * 300), "the model folder .* cannot be read .File name too long")
+
+
+def test_deeply_nested_json(folder: Path) -> None:
+    (folder / "config.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert_refused(folder, r"config.json cannot be read as JSON \(nested too deeply\)")
 
 
 def test_no_config(folder: Path) -> None:
@@ -82,6 +93,9 @@ def test_broken_json(folder: Path, name: str, content: bytes) -> None:
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', not bool"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
+        *(({"rms_norm_eps": value}, "rms_norm_eps is .*") for value in (0, -1e-6, 1.0, NAN, INF, 10**400)),
+        *(({"rope_theta": value}, "rope_theta is .*") for value in (0, 0.0, -1.0, 0.99, 1e-30, NAN, INF, 10**400)),
+        ({"original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
         ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"pretraining_tp": 2}, "pretraining_tp 2 is not supported"),
@@ -145,6 +159,15 @@ ROPE_FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
         ),
         ({"rope_type": "llama3", "factor": 2.0, "high_freq_factor": 4.0}, "needs low_freq_factor"),
         ({"rope_type": "default", "rope_theta": "big"}, "rope_parameters.rope_theta is 'big'"),
+        *(
+            ({"rope_type": "default", "rope_theta": value}, "rope_parameters.rope_theta is ")
+            for value in (0, 0.0, -1.0, 0.99, 1e-30, NAN, INF, 10**400)
+        ),
+        *(({"rope_type": "linear", "factor": value}, "rope_parameters.factor is ") for value in (NAN, INF, 10**400)),
+        (
+            {"rope_type": "longrope", "factor": 2.0, **ROPE_FACTORS, "short_factor": [1.0, 1.0, 1.0, INF]},
+            r"rope_parameters.short_factor is \[",
+        ),
         ({"full_attention": {"rope_type": "default"}}, "rope_parameters differ by layer"),
         ("default", "rope_parameters is 'default', not dict"),
     ],
@@ -255,7 +278,7 @@ def test_no_safetensors(folder: Path) -> None:
     assert_refused(folder, "has no model.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["missing shard", "outside", "not a name", "not a map", "empty"])
+@pytest.mark.parametrize("kind", ["missing shard", "too long", "outside", "not a name", "a list", "not a map", "empty"])
 def test_shards(tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
     folder = make_target(tmp_path_factory.mktemp("x"), "llama", max_shard_size="20KB")
     index_path = folder / "model.safetensors.index.json"
@@ -266,9 +289,12 @@ def test_shards(tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
     elif kind in ("not a map", "empty"):
         index["weight_map"] = [1] if kind == "not a map" else {}
     else:
-        index["weight_map"]["model.norm.weight"] = f"../{shard}" if kind == "outside" else 5
+        names = {"too long": "x" * 300, "outside": f"../{shard}", "not a name": 5, "a list": [1]}
+        index["weight_map"]["model.norm.weight"] = names[kind]
     index_path.write_text(json.dumps(index))
-    assert_refused(folder, {"missing shard": shard, "outside": rf"\.\./{shard}"}.get(kind, "weight_map"))
+    assert_refused(
+        folder, {"missing shard": shard, "too long": "has no x", "outside": rf"\.\./{shard}"}.get(kind, "weight_map")
+    )
 
 
 @pytest.mark.parametrize("damage", ["absent", "broken"])
@@ -283,3 +309,12 @@ def test_a_tokenizer_of_another_model(folder: Path) -> None:
     Tokenizer(folder, 61)
     with pytest.raises(UserError, match="the tokenizer has 61 tokens, the model 60"):
         Tokenizer(folder, 60)
+
+
+@pytest.mark.parametrize("text", ["\udcff", "a\ud800"])
+def test_text_with_half_a_character(folder: Path, text: str) -> None:
+    tokenizer = Tokenizer(folder, 61)
+    with pytest.raises(UserError, match="the prompt is not valid Unicode text"):
+        tokenizer.encode(text)
+    with pytest.raises(UserError, match="the prompt is not valid Unicode text"):
+        tokenizer.encode_chat([{"role": "user", "content": text}])

@@ -35,6 +35,8 @@ def chat(pair: PairOptions, speculation: SpeculationOptions, sampling: SamplingO
         params = to_sampling_params(sampling)
         engine = load_engine(pair, mode, to_speculation(mode, speculation), progress)
     at_terminal = sys.stdin.isatty()
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # the tokenizer refuses bytes that are not text
     if at_terminal:
         note("/new forgets the conversation, /exit leaves")
     messages: list[dict[str, str]] = []

@@ -38,6 +38,8 @@ def read_conversations(prompts: list[str], file: Path | None, chat: bool) -> lis
             raise UserError("nothing to generate from", "give --prompt TEXT or --prompts FILE.jsonl")
         if not all(prompts):
             raise UserError("--prompt is empty", "give it some text")
+        if not all(map(_is_unicode, prompts)):
+            raise UserError("--prompt is not valid Unicode text", "give it in UTF-8")
         return [Conversation([prompt]) for prompt in prompts]
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -59,9 +61,18 @@ def _read_line(place: str, line: str, chat: bool) -> Conversation:
         raise UserError(f"{place} is not JSON ({error.msg} at column {error.colno})", remedy) from error
     except RecursionError as error:
         raise UserError(f"{place} is nested too deeply", remedy) from error
+    except ValueError as error:  # a number with thousands of digits
+        raise UserError(f"{place} is not JSON ({error})", remedy) from error
     turns = content.get("turns") if isinstance(content, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise UserError(f"{place} has no 'turns' list of non-empty texts", remedy)
+    if not all(map(_is_unicode, turns)):
+        raise UserError(f"{place} is not valid Unicode text", "write characters whole, without lone surrogates")
     if len(turns) > 1 and not chat:
         raise UserError(f"{place} has {len(turns)} turns, which raw text has no place for", "leave out --no-chat")
     return Conversation(turns)
+
+
+def _is_unicode(text: str) -> bool:
+    """Halves of characters come from bytes that are not UTF-8, or from JSON's escapes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -11,9 +11,10 @@ from rich.table import Table
 from ddtree.cli.comparison import MODES, ModeRow, ModeRun, Verdict, judge, mode_order, mode_rows
 from ddtree.cli.draw_tree import draw_tree, readable
 from ddtree.cli.loading import import_engine
-from ddtree.cli.options import Dtype
+from ddtree.cli.options import Dtype, whole_number
 from ddtree.cli.output import ProgressLine, note, print_json, result_console
 from ddtree.demo import PROMPTS, drafter_folder, target_folder
+from ddtree.errors import UserError
 
 if TYPE_CHECKING:
     from ddtree.engine import Completion, Engine, SamplingParams, Speculation, TracedTree
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 REPETITIONS = 2
 _TRACED_PROMPT = 1
 _TRACED_TOKENS = 48
+
+
+def _whole_number(text: str | int) -> int:
+    number = whole_number(str(text))
+    if number is None:
+        raise typer.BadParameter(f"{text!r} is not a whole number")
+    return number
 
 
 def demo(
@@ -31,7 +39,9 @@ def demo(
     draft: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Its DFlash drafter. Default: the one shipped with ddtree.")
     ] = None,
-    budget: Annotated[int, typer.Option(metavar="N", help="Nodes of a draft tree (1 to 1024).")] = 16,
+    budget: Annotated[
+        int, typer.Option(parser=_whole_number, metavar="N", help="Nodes of a draft tree (1 to 1024).")
+    ] = 16,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = 128,
     dtype: Annotated[Dtype, typer.Option(help="float32 shows equality token for token.")] = Dtype.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")] = False,
@@ -51,14 +61,22 @@ def demo(
             "tree": Speculation("tree", budget=budget),
         }
         params = SamplingParams(max_new_tokens=max_new_tokens)
-        engine = Engine.load(
-            model or target_folder(progress),
-            draft or drafter_folder(),
-            dtype=dtype.value,
-            speculation=speculations["tree"],
-            max_batch=1,
-            on_progress=progress,
-        )
+        try:
+            engine = Engine.load(
+                model or target_folder(progress),
+                draft or drafter_folder(),
+                dtype=dtype.value,
+                speculation=speculations["tree"],
+                max_batch=1,
+                on_progress=progress,
+            )
+        except UserError as error:
+            if model is None or draft is not None or str(drafter_folder()) not in error.cause:
+                raise
+            raise UserError(
+                f"the drafter shipped with ddtree does not fit {model} ({error.cause.partition(': ')[2]})",
+                "give the model's own drafter with --draft DIR",
+            ) from error
         traced = _warm_up(engine, speculations, progress)
         runs = _measure(engine, speculations, params, progress)
         _judge_all(engine, runs, progress)

@@ -127,19 +127,25 @@ def to_speculation(mode: Mode, options: SpeculationOptions) -> Speculation:
     """In the engine's words."""
     from ddtree import Speculation
 
-    return Speculation(mode=mode.value, budget=parse_budget(options.budget), top_k_cap=options.top_k_cap)
+    return Speculation(mode=mode.value, budget=parse_budget(options.budget, mode), top_k_cap=options.top_k_cap)
 
 
-def parse_budget(text: str | None) -> int | Literal["auto"] | None:
+def parse_budget(text: str | None, mode: Mode) -> int | Literal["auto"] | None:
     """A budget as typed: a whole number or `auto`."""
     if text is None:
         return None
     if text == "auto":
         return "auto"
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"--budget is {text!r}", "choose auto or a whole number from 1 to 1024") from None
+    number = whole_number(text)
+    if number is None:
+        auto = "auto or " if mode is Mode.tree else ""
+        raise UserError(f"--budget is {text!r}", f"choose {auto}a whole number from 1 to 1024")
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """The number that ``text`` writes in plain digits, where Python itself would take `8_0` and other scripts too."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def check_sampling(options: SamplingOptions) -> None:

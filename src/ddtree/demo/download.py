@@ -114,9 +114,12 @@ def _pieces(url: str, start: int, connection: Connection) -> Iterator[tuple[int,
             yield start, iter(lambda: file.read(_PIECE_BYTES), b"")
         return
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-    client = httpx.Client(
-        proxy=connection.proxy, verify=connection.verify, timeout=_TIMEOUT_S, follow_redirects=True, headers=headers
-    )
+    try:
+        client = httpx.Client(
+            proxy=connection.proxy, verify=connection.verify, timeout=_TIMEOUT_S, follow_redirects=True, headers=headers
+        )
+    except (ValueError, ImportError, httpx.InvalidURL) as error:  # a proxy that httpx cannot use; perhaps pip can
+        raise Unreachable(f"the proxy cannot be used ({error})", "correct the proxy settings") from error
     with client, client.stream("GET", url) as response:
         if response.status_code == httpx.codes.PARTIAL_CONTENT:
             continues = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")

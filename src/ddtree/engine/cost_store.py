@@ -11,17 +11,22 @@ import torch
 from ddtree.user_cache import cache_folder
 
 
+DECIDING = (
+    "model_config_sha256", "draft_config_sha256", "dtype", "kernels", "threads", "block_size", "draft_window",
+)  # fmt: skip
+
+
 class CostStore:
     """What rounds of each batch and budget cost on this machine with these models.
 
     Args:
-        facts: what decides the cost: models, number format, kernels, threads. Device and versions are added here.
+        facts: `Engine.facts`, of which only what decides the cost counts; device and versions are added here.
     """
 
     def __init__(self, facts: dict[str, Any]) -> None:
         on_gpu = str(facts.get("device", "")).startswith("cuda")
         device = torch.cuda.get_device_name() if on_gpu else _processor()
-        decides = {**facts, "name": device, "torch": torch.__version__}
+        decides = {key: facts.get(key) for key in DECIDING} | {"name": device, "torch": torch.__version__}
         self._name = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
     def load(self) -> dict[tuple[int, int], float]:

@@ -37,10 +37,8 @@ class Speculation:
             if value is None or (name == "budget" and value == "auto" and self.mode == "tree"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BUDGET:
-                raise UserError(
-                    f"{name} is {value!r}",
-                    f"choose {'auto or ' if name == 'budget' else ''}a whole number from 1 to {MAX_BUDGET}",
-                )
+                auto = "auto or " if name == "budget" and self.mode == "tree" else ""
+                raise UserError(f"{name} is {value!r}", f"choose {auto}a whole number from 1 to {MAX_BUDGET}")
         if self.mode == "ar" and self.budget is not None:
             raise UserError(f"budget {self.budget} means nothing in mode ar", "leave it out, or choose mode tree")
         if self.mode != "tree" and self.top_k_cap is not None:

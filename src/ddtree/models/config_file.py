@@ -35,6 +35,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UserError(f"{path} cannot be read as JSON (nested too deeply)", "download the file again") from None
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error})", "download the file again") from None
     if not isinstance(values, dict):
@@ -56,9 +58,16 @@ class ConfigFile:
     def __init__(self, folder: Path, what: str) -> None:
         self.what = what
         self.path = folder / "config.json"
-        if not folder.is_dir():
+        try:
+            is_folder, has_config = folder.is_dir(), self.path.is_file()
+        except OSError as error:
+            raise UserError(
+                f"the {what} folder {folder} cannot be read ({error.strerror})",
+                "give the path of a Hugging Face folder",
+            ) from None
+        if not is_folder:
             raise UserError(f"there is no {what} folder {folder}", "give the path of a Hugging Face folder")
-        if not self.path.is_file():
+        if not has_config:
             raise UserError(
                 f"{folder} is not a {what}: it has no config.json", "give the path of a Hugging Face folder"
             )

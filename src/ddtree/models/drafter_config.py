@@ -77,9 +77,11 @@ def read_drafter_config(
         )
     n_layers = file.positive("num_hidden_layers")
     layer = read_layer_shape(file, "qwen3")
-    n_target_layers = _in_either_place(file, dflash, "num_target_layers", int) or target.n_layers
+    n_target_layers = _in_either_place(file, dflash, "num_target_layers", int)
+    if n_target_layers is None:
+        n_target_layers = target.n_layers
     taps = _in_either_place(file, dflash, "target_layer_ids", list)
-    taps = default_tap_layers(n_target_layers, n_layers) if taps is None else tuple(taps)
+    taps = default_tap_layers(target.n_layers, n_layers) if taps is None else tuple(taps)
     own_block = _in_either_place(file, dflash, "block_size", int)
     max_positions = file.positive("max_position_embeddings", target.max_positions)
     file.get("tie_word_embeddings", bool)  # the head is the target's either way
@@ -132,6 +134,8 @@ def _check_fit(file: ConfigFile, config: DrafterConfig, target: TargetConfig, n_
         raise other_target(
             f"target_layer_ids {list(config.tap_layers)}, the target has layers 0 .. {target.n_layers - 1}"
         )
+    if len(set(config.tap_layers)) < len(config.tap_layers):
+        raise file.refuse(f"target_layer_ids {list(config.tap_layers)} name a layer twice", "name each layer once")
     if target.n_layers - 1 in config.tap_layers:
         raise file.refuse(
             f"target_layer_ids name the last layer {target.n_layers - 1}, "

@@ -26,6 +26,7 @@ KNOWN_KEYS: dict[str, set[str]] = {
     "llama3": {"factor", ORIGINAL, "low_freq_factor", "high_freq_factor"},
     "proportional": {"factor", "partial_rotary_factor"},
 }
+_LARGEST = torch.finfo(torch.float32).max  # angles are computed in float32
 REQUIRED_KEYS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -78,6 +79,9 @@ def read_rope(file: ConfigFile, head_dim: int, max_positions: int, default_theta
     for key in REQUIRED_KEYS.get(rope_type, ()):
         if parameters.get(key) is None:
             raise file.refuse(f"rope_type {rope_type!r} needs {key}", f"add rope_parameters.{key}")
+    for key, value in {"rope_theta": theta, ORIGINAL: outer_original}.items():
+        if value is not None and not _is_valid(key, value, head_dim):
+            raise file.refuse(f"{key} is {value!r}", "take the value that the model was trained with")
     for key, value in {"rope_theta": inner_theta, **parameters}.items():
         if value is not None and not _is_valid(key, value, head_dim):
             raise file.refuse(f"rope_parameters.{key} is {value!r}", "take the value that the model was trained with")
@@ -85,7 +89,8 @@ def read_rope(file: ConfigFile, head_dim: int, max_positions: int, default_theta
         if outer_original is not None:
             parameters["original_max_position_embeddings"] = outer_original
         parameters.setdefault("original_max_position_embeddings", max_positions)
-    return RopeSettings(rope_type, float(theta or inner_theta or default_theta), head_dim, max_positions, parameters)
+    given = [value for value in (theta, inner_theta) if value is not None]
+    return RopeSettings(rope_type, float(given[0] if given else default_theta), head_dim, max_positions, parameters)
 
 
 def _is_valid(key: str, value: Any, head_dim: int) -> bool:
@@ -93,11 +98,11 @@ def _is_valid(key: str, value: Any, head_dim: int) -> bool:
         return isinstance(value, bool)
     if key in ("short_factor", "long_factor"):
         return isinstance(value, list) and len(value) == head_dim // 2 and all(_is_positive(v) for v in value)
-    return _is_positive(value)
+    return _is_positive(value) and (key != "rope_theta" or value >= 1)
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
 class RotaryEmbedding:

@@ -70,6 +70,9 @@ def read_layer_shape(file: ConfigFile, family: str) -> LayerShape:
         )
     if (activation := file.get("hidden_act", str, "silu")) not in ("silu", "swish"):
         raise file.refuse(f"hidden_act {activation!r} is not supported", "take a model with hidden_act 'silu'")
+    norm_eps = file.get("rms_norm_eps", (float, int), 1e-6)
+    if not 0 < norm_eps < 1:
+        raise file.refuse(f"rms_norm_eps is {norm_eps}", "it must lie between 0 and 1")
     attention_bias = file.get("attention_bias", bool, False)
     if family == "qwen2" and "attention_bias" in file.values and not attention_bias:
         raise file.refuse("attention_bias false contradicts the qwen2 family", "remove the key")
@@ -79,7 +82,7 @@ def read_layer_shape(file: ConfigFile, family: str) -> LayerShape:
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        norm_eps=float(file.get("rms_norm_eps", (float, int), 1e-6)),
+        norm_eps=float(norm_eps),
         qkv_bias=attention_bias or family == "qwen2",
         output_bias=attention_bias and family != "qwen2",
         mlp_bias=file.get("mlp_bias", bool, False) if family == "llama" else False,

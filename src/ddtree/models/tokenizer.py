@@ -36,7 +36,12 @@ class Tokenizer:
             )
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of raw text, with the model's own opening token if it has one."""
+        """Tokens of raw text, with the model's own opening token if it has one.
+
+        Raises:
+            UserError: the text holds half of a character.
+        """
+        _check_unicode(text)
         return list(self._hf(text).input_ids)
 
     @cached_property
@@ -70,18 +75,22 @@ class Tokenizer:
             variables: more variables for the template, of those that `template_variables` names.
 
         Raises:
-            UserError: the model has no chat template, or it does not accept the messages.
+            UserError: the model has no chat template, it does not accept the messages, or they hold half of a
+                character.
         """
         if not self._hf.chat_template:
             raise UserError("this model has no chat template", "give the prompt raw (--no-chat)")
         if unknown := (variables or {}).keys() - self.template_variables:
             raise UserError(f"the chat template has no variable {', '.join(sorted(unknown))}", "leave it out")
         try:
-            text = self._hf.apply_chat_template(
-                [dict(m) for m in messages], tokenize=False, add_generation_prompt=True, **(variables or {})
+            text = str(
+                self._hf.apply_chat_template(
+                    [dict(m) for m in messages], tokenize=False, add_generation_prompt=True, **(variables or {})
+                )
             )
         except Exception as error:  # templates raise whatever their author chose
             raise UserError(f"the chat template refuses the messages ({error})", "check roles and contents") from None
+        _check_unicode(text)
         return list(self._hf(text, add_special_tokens=False).input_ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -107,6 +116,13 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """What one token says, special tokens by their name."""
         return self.decode([token_id], skip_special_tokens=False)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not valid Unicode text", "give it in UTF-8, without lone surrogates") from None
 
 
 class TextStream:

@@ -16,10 +16,17 @@ DERIVED_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 
 def _shard_names(index: Path) -> list[str]:
     weight_map = read_json_object(index).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{index}: weight_map does not give a file for each tensor", "download the file again")
-    return sorted(names)
+    return sorted(set(names))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, for one
+        return False
 
 
 class Weights:
@@ -44,7 +51,7 @@ class Weights:
         self._where = {}
         for name in names:
             path = folder / name
-            if path.parent != folder or not path.is_file():
+            if path.parent != folder or not _is_file(path):
                 raise UserError(f"{folder} has no {name}", "download the folder again (safetensors files are needed)")
             try:
                 file = safe_open(path, framework="pt")
