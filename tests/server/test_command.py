@@ -171,3 +171,10 @@ def test_help_needs_no_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "100"}
     )
     assert "--api-key-file" in told.stdout and "--allow-unauthenticated" in told.stdout
+
+
+def test_a_missing_extra_is_named():
+    code = "import sys; sys.modules['fastapi'] = None; from ddtree.cli.main import run; sys.exit(run(['serve']))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "ddtree serve needs ddtree[server]: pip install 'ddtree[server]'" in told.stderr.replace("\n", " ")

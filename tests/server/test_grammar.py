@@ -162,7 +162,8 @@ def test_masks_follow_each_path(compiler, tiny_engine):
     words = compiler.compile('start: "ab" ("c" | "d") /[a-z]{3}/')
     encode = tiny_engine.tokenizer.encode
     a, b, c, d, x = (encode(letter)[0] for letter in "abcdx")
-    tokens, parents = [0, a, b, b, c, x, d, c], [0, 0, 0, 1, 3, 3, 3, 2]
+    end = 2  # a node that ends the answer has nothing below it
+    tokens, parents = [0, a, b, b, c, x, d, c, end, a], [0, 0, 0, 1, 3, 3, 3, 2, 1, 8]
     state = words.start()
     bits = state.allowed(tokens, parents)
 

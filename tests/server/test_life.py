@@ -187,6 +187,7 @@ def test_a_client_that_leaves_frees_its_place(valve, stream):
             valve.open()
             assert server.is_empty()
         assert server.metric("ddtree_cancelled_requests_total") == 3
+        assert server.metric("ddtree_completion_tokens_total") < 3 * 400 / 2, "they were not generated to their ends"
         assert ask(server, max_tokens=3).status_code == 200
 
 

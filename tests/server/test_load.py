@@ -131,7 +131,7 @@ def test_random_bodies_are_answered_or_refused(server):
 
     dice, statuses = random.Random(11), []
     with httpx.Client(base_url=server.url, timeout=60) as client:
-        for _ in range(300):
+        for _ in range(150):
             path, model, base = dice.choice(
                 [
                     ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "a"}]}),
@@ -152,7 +152,7 @@ def test_random_bodies_are_answered_or_refused(server):
                 assert response.text.rstrip().endswith("data: [DONE]"), (path, body, response.text)
             elif response.status_code != 200:
                 assert response.json()["error"]["message"], (path, body)
-    assert statuses.count(200) > 5 and statuses.count(400) > 50
+    assert statuses.count(200) > 5 and statuses.count(400) > 30
     assert server.is_empty()
 
 

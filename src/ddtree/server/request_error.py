@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -18,13 +17,9 @@ log = logging.getLogger("ddtree.server")
 def from_validation(findings: Sequence[Any]) -> ApiError:
     """The first finding, told with the place of the field."""
     found = findings[0]
-    if found["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON ({found['ctx']['error']})", code="invalid_json")
     place = _place(found["loc"])
     if not place:
-        return ApiError(
-            400, "the body is not a JSON object: send one with Content-Type: application/json", code="invalid_body"
-        )
+        return ApiError(400, "the body is not a JSON object", code="invalid_body")
     if found["type"] == "extra_forbidden":
         return ApiError(400, f"{place}: this server does not know this field", param=place, code="unknown_field")
     if found["type"] == "missing":
@@ -44,11 +39,6 @@ def _place(parts: Sequence[int | str]) -> str:
 
 def to_response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.body(), error.status_code, dict(error.headers or {}))
-
-
-async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return to_response(from_validation(error.errors()))
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
