@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import ddtree.openmp  # noqa: F401 - before a test imports torch
+
 BENCHMARK_PROMPTS = Path(__file__).parents[2] / "shared" / "data" / "prompts"
 
 

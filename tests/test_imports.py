@@ -24,9 +24,10 @@ MAY_IMPORT = {
     "tree": set(),
     "kernels": {"tree", "errors", "user_cache"},
     "models": {"kernels", "errors"},
-    "engine": {"tree", "models", "kernels", "errors", "user_cache"},
+    "engine": {"tree", "models", "kernels", "errors", "user_cache", "openmp"},
     "demo": {"errors", "user_cache"},
     "errors": set(),
+    "openmp": set(),
     "user_cache": {"errors"},
     "extras": {"errors"},
 }

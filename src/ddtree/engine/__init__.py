@@ -1,5 +1,6 @@
 """The single-device engine: state on the device, the round, the scheduler, and the `Engine` that people call."""
 
+import ddtree.openmp  # noqa: F401 - before torch
 from ddtree.engine.completion import Completion, RoundStats, StreamEvent, TracedTree
 from ddtree.engine.engine import Engine, Occupancy
 from ddtree.engine.logprobs import TokenLogprob
