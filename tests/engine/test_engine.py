@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -279,3 +280,28 @@ def test_an_answer_ends_with_the_models_own_end_token(tmp_path):
         assert done.finish_reason == "stop"
         through = engine.generate([[5, 6, 7]], SamplingParams(max_new_tokens=20, ignore_eos=True))[0]
         assert through.token_ids == answer
+
+
+def test_recorded_trees_survive_the_next_round_of_an_overlapping_runner(folders):
+    """As graphs run: one set of tensors for all rounds, and tokens that are read behind the next launch."""
+
+    class Overlapping(EagerRunner):
+        overlaps, kept = True, None
+
+        def launch(self, *arguments):
+            fresh = super().launch(*arguments)
+            if self.kept is None:
+                self.kept = fresh.copied()
+            for own, new in ((self.kept.tree, fresh.tree), (self.kept.path, fresh.path)):
+                for name, tensor in vars(new).items():
+                    getattr(own, name).copy_(tensor)
+            return replace(fresh, tree=self.kept.tree, path=self.kept.path)
+
+    engine = Engine.load(*folders, dtype="float32", max_model_len=64, max_batch=1, speculation=TREE)
+    engine._runner = engine._scheduler._runner = Overlapping(engine.state, engine.target, engine.drafter)
+    done = engine.generate([[9, 4]], SamplingParams(max_new_tokens=14), record_trees=True)[0]
+    told = [done.token_ids[0]]
+    for traced in done.trees:
+        assert traced.root_token == told[-1]
+        told += [int(traced.tree.token_ids[n]) for n in traced.path] + [traced.bonus_token]
+    assert told[: len(done.token_ids)] == done.token_ids

@@ -27,6 +27,12 @@ class Launched:
     tree: TreeTensors
     path: AcceptedPaths
 
+    def copied(self) -> "Launched":
+        """With tensors of its own, as the next replay of a graph overwrites the graph's."""
+        tree = TreeTensors(**{name: tensor.clone() for name, tensor in vars(self.tree).items()})
+        path = AcceptedPaths(**{name: tensor.clone() for name, tensor in vars(self.path).items()})
+        return Launched(self.flight, tree, path)
+
 
 class Runner(Protocol):
     """Something that launches rounds.

@@ -225,7 +225,10 @@ class Scheduler:
         constraints = [s.constraint for s in group if s.constraint is not None]
         if constraints:  # times of split rounds say nothing about the others
             return Decoding(group, shape, bucket, False, self._split.launch(slots, shape, flags, bound, constraints))
-        return Decoding(group, shape, bucket, is_auto, self._runner.launch(slots, shape, flags, bound))
+        launched = self._runner.launch(slots, shape, flags, bound)
+        if any(sequence.record_trees for sequence in group):
+            launched = launched.copied()
+        return Decoding(group, shape, bucket, is_auto, launched)
 
     def learn_costs(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
         """Before the first choice for a batch of this size, time a round of every budget that fits.
