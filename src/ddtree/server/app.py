@@ -50,7 +50,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = Service(settings, load, on_end)
         yield
-        app.state.service.grammars.close()
+        await app.state.service.grammars.close()
         app.state.service.thread.stop(settings.stall_s)
 
     app = FastAPI(title="ddtree", version=ddtree.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

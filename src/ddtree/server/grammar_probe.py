@@ -58,6 +58,14 @@ class GrammarProbe:
                 self._process.kill()
         self._process = None
 
+    async def close(self) -> None:
+        """End the process and see it gone, as the event loop is about to close."""
+        process = self._process
+        self.stop()
+        if process is not None:
+            with contextlib.suppress(ConnectionError):
+                await process.communicate()
+
 
 def _probe() -> None:
     """The process: one grammar a line in, one complaint a line out, empty where there is none."""

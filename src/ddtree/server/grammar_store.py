@@ -38,6 +38,6 @@ class GrammarStore:
             del self._kept[next(iter(self._kept))]
         return kept
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the process that tries grammars."""
-        self._probe.stop()
+        await self._probe.close()
