@@ -154,7 +154,7 @@ def _show(engine: Engine, runs: dict[str, list[ModeRun]], rows: list[ModeRow], t
         cut = " ..." if completion.finish_reason == "length" else ""
         console.print(completion.text.strip() + cut, markup=False)
         console.print()
-    console.print("(A model this small often errs. What counts here: all modes write the same.)\n", style="dim")
+    console.print("(A model this small often errs. What counts here: every token is the target's own.)\n", style="dim")
     facts = engine.facts()
     console.print(f"{len(PROMPTS)} answers, {facts['dtype']} on {facts['device']}", style="bold")
     console.print(_table(rows))
