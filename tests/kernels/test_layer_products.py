@@ -1,9 +1,6 @@
 """The fused products of a layer against their twins: on a GPU as they are, else compiled for the CPU by g++."""
 
-import functools
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,18 +22,6 @@ GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 HIDDEN, MIDDLE, HEAD_DIM, HEADS, KV_HEADS = 576, 1536, 64, 9, 3
 ROWS = [1, 8, 9, 17, 33, 65, 130] if GPU else [1, 9, 20]
-
-
-@pytest.fixture(scope="session")
-def cpu_modules(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    spec = importlib.util.spec_from_file_location("cuda_on_cpu", Path(__file__).with_name("cuda_on_cpu.py"))
-    assert spec is not None and spec.loader is not None
-    emulator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(emulator)
-    if emulator.compiler() is None:
-        pytest.skip("no GPU, and no g++ to compile CUDA kernels for the CPU")
-    folder = tmp_path_factory.mktemp("layer_products")
-    return functools.cache(lambda source, device, **defines: emulator.CpuModule(folder, source, defines))
 
 
 @pytest.fixture(autouse=True)

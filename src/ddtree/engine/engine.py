@@ -111,8 +111,8 @@ class Engine:
         self._scheduler = Scheduler(self.state, self._pool, target, drafter, self._runner, prefill_tokens, costs)
 
     def _make_runner(self, max_batch: int, graphs: Graphs, tell: Progress) -> Runner:
-        why_not = why_not_fast(self.target.device) if self.target.kernels is not TWINS else "plain torch kernels"
-        if graphs == "off" or self.target.kernels is TWINS or why_not:
+        why_not = "plain torch kernels" if self.target.kernels is TWINS else why_not_fast(self.target.device)
+        if why_not or graphs == "off":
             return EagerRunner(self.state, self.target, self.drafter, why_not or "switched off")
         limit = GraphLimit(MAX_BUDGET)
         if graphs == "probe":
