@@ -2,6 +2,7 @@
 
     python benchmarks/engine_h200.py pair --model DIR --draft DIR --prompts DIR    tok/s and tau, batch 1, interleaved
     python benchmarks/engine_h200.py gate ...      near-ties and faults over all tokens of trees
+    python benchmarks/engine_h200.py exact ...     exact mode: differing tokens by mode and batch, and what it costs
     python benchmarks/engine_h200.py host ...      synchronisation and idle gaps
     python benchmarks/engine_h200.py fault ...     a kernel that faults above width 9
     python benchmarks/engine_h200.py load ...      total throughput by concurrency
@@ -67,7 +68,8 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
             "same_text_as_ar": sum(a == b for a, b in zip(texts[name], texts["ar"], strict=True)),
         })  # fmt: skip
         print(table[-1], flush=True)
-    return {"facts": engine.facts(), "rows": table}
+    costs = {str(budget): round(ms, 4) for (_, budget), ms in engine._scheduler.round_costs_ms().items()}
+    return {"facts": engine.facts(), "auto_costs_ms": costs, "rows": table}
 
 
 def gate(args: argparse.Namespace) -> dict[str, Any]:
@@ -89,6 +91,58 @@ def gate(args: argparse.Namespace) -> dict[str, Any]:
         })  # fmt: skip
         print(rows[-1], flush=True)
     return {"facts": engine.facts(), "rows": rows}
+
+
+def exact(args: argparse.Namespace) -> dict[str, Any]:
+    """Exact mode: tokens that differ from its plain decoding, alone and in ragged batches, and its cost."""
+    settings = {"dtype": args.dtype, "max_model_len": 2048, "max_batch": 8, "graphs": "on"}
+    engine = Engine.load(args.model, args.draft, exact=True, **settings)
+    prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), max(args.count // 2, 1))
+    greedy = [SamplingParams(max_new_tokens=256)] * len(prompts)
+    sampled = [SamplingParams(max_new_tokens=256, temperature=0.8, seed=i) for i in range(len(prompts))]
+    filtered = [SamplingParams(max_new_tokens=256, temperature=1.0, top_p=0.9, seed=i) for i in range(len(prompts))]
+    ways = {"ar": Speculation("ar"), "chain": Speculation("chain"), "tree auto": Speculation("tree")}
+    ways |= {f"tree {b}": Speculation("tree", b) for b in (8, 64, 128)}
+    rows: list[dict[str, Any]] = []
+    for kind, each in (("greedy", greedy), ("sampled", sampled), ("top-p", filtered)):
+        plain = [
+            engine.generate([p], s, speculation=ways["ar"])[0].token_ids for p, s in zip(prompts, each, strict=True)
+        ]
+        for name in ways if kind == "greedy" else ("chain", "tree 64", "tree auto"):
+            for batch in (1, 4, 8) if kind == "greedy" else (4,):
+                done: list[Any] = []
+                for at in range(0, len(prompts), batch):
+                    some = slice(at, at + batch)
+                    done += engine.generate(prompts[some], each[some], speculation=ways[name])
+                differing = 0
+                for got, want in zip(done, plain, strict=True):
+                    differing += sum(a != b for a, b in zip(got.token_ids, want, strict=False))
+                    differing += abs(len(got.token_ids) - len(want))
+                rounds = sum(c.stats.rounds for c in done)
+                rows.append({
+                    "kind": kind, "way": name, "batch": batch, "prompts": len(prompts),
+                    "tokens": sum(map(len, plain)), "differing_tokens": differing,
+                    "tau": round(sum(sum(c.stats.accepted_lengths) for c in done) / rounds, 3),
+                })  # fmt: skip
+                print(rows[-1], flush=True)
+    facts = engine.facts()
+
+    engines = {"exact": engine, "fast": Engine.load(args.model, args.draft, memory_fraction=0.5, **settings)}
+    times: dict[tuple[str, str], list[float]] = {}
+    for turn, prompt in enumerate([prompts[0], *prompts]):
+        for kind in list(engines) if turn % 2 else list(engines)[::-1]:
+            for name in ("ar", "tree 64"):
+                stats = engines[kind].generate([prompt], greedy[0], speculation=ways[name])[0].stats
+                if turn:  # the first is to warm up
+                    times.setdefault((kind, name), []).append(statistics.median(stats.round_ms))
+    for name in ("ar", "tree 64"):
+        ms = {kind: statistics.median(times[kind, name]) for kind in engines}
+        rows.append({
+            "way": name, "batch": 1, "n": len(prompts), "exact_round_ms": round(ms["exact"], 4),
+            "fast_round_ms": round(ms["fast"], 4), "exact_to_fast": round(ms["exact"] / ms["fast"], 3),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+    return {"facts": facts, "rows": rows}
 
 
 def host(args: argparse.Namespace) -> dict[str, Any]:
@@ -222,7 +276,7 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("pair", "gate", "host", "fault", "load", "shape"))
+    parser.add_argument("piece", choices=("pair", "gate", "exact", "host", "fault", "load", "shape"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)

@@ -16,33 +16,26 @@ from ddtree.models.rope import RopeSettings
 from ddtree.models.target_config import LayerShape, TargetConfig
 
 
-def qwen3(hidden: int, inner: int, heads: int, layers: int, tied: bool) -> tuple[TargetConfig, DrafterConfig]:
-    """A dense Qwen3 target and a DFlash drafter of 5 layers of the same width."""
-    shape = LayerShape(hidden, inner, heads, 8, 128, 1e-6, False, False, False, True)
-    rope = RopeSettings("default", 1e6, 128, 40960, {})
+def pair(
+    family: str, hidden: int, inner: int, heads: int, kv_heads: int, head_dim: int, layers: int, vocab: int, tied: bool
+) -> tuple[TargetConfig, DrafterConfig]:
+    """A dense target of a family and a DFlash drafter of 5 layers of the same width, with Qwen3's norms of heads."""
+    shape = LayerShape(hidden, inner, heads, kv_heads, head_dim, 1e-6, False, False, False, family == "qwen3")
+    rope = RopeSettings("default", 1e6, head_dim, 40960, {})
     target = TargetConfig(
-        "qwen3", 151936, layers, shape, rope, tied, (None,) * layers, 40960, None, (), "bfloat16", ()
+        family, vocab, layers, shape, rope, tied, (None,) * layers, 40960, None, (), "bfloat16", ()
     )  # fmt: skip
     drafter = DrafterConfig(
-        151936,
-        5,
-        shape,
-        rope,
-        16,
-        151669,
-        default_tap_layers(layers, 5),
-        False,
-        (None,) * 5,
-        "bidirectional",
-        40960,
-        (),
-    )
+        vocab, 5, replace(shape, qk_norm=True), rope, 16, vocab - 267, default_tap_layers(layers, 5), False,
+        (None,) * 5, "bidirectional", 40960, (),
+    )  # fmt: skip
     return target, drafter
 
 
 SHAPES = {
-    "Qwen3-8B": qwen3(4096, 12288, 32, 36, tied=False),
-    "Qwen3-4B": qwen3(2560, 9728, 32, 36, tied=True),
+    "Qwen3-8B": pair("qwen3", 4096, 12288, 32, 8, 128, 36, 151936, tied=False),
+    "Qwen3-4B": pair("qwen3", 2560, 9728, 32, 8, 128, 36, 151936, tied=True),
+    "SmolLM2-135M": pair("llama", 576, 1536, 9, 3, 64, 30, 49152, tied=True),
 }
 
 
@@ -53,8 +46,10 @@ def simulated_choice(accepted: int, kernels: KernelSet = FAST) -> Any:
     best child, down to depth ``accepted``.
     """
 
-    def choose(logits: torch.Tensor, sampling: Any, tree: TreeTensors, committed: torch.Tensor) -> torch.Tensor:
-        real = kernels.choose(logits, sampling, tree, committed)
+    def choose(
+        logits: torch.Tensor, sampling: Any, tree: TreeTensors, committed: torch.Tensor, allowed: Any = None
+    ) -> torch.Tensor:
+        real = kernels.choose(logits, sampling, tree, committed, allowed)
         if tree.tokens.shape[1] == 1:
             return real
         rows = tree.tokens.shape[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ddtree"
-OPERATIONS_WING = {"deploy", "verify", "bench", "report", "kit"}
+OPERATIONS_WING = {"deploy", "verify", "doctor", "fetch", "bench", "report", "kit"}
 HEAVY = {"torch", "transformers", "safetensors", "tokenizers", "triton"}
 BASE = {"numpy", "typer", "rich", "pydantic", "httpx"}
 

@@ -7,7 +7,11 @@ from importlib.util import find_spec
 from ddtree.errors import UserError
 
 _ENGINE = ("torch", "transformers", "safetensors", "tokenizers", "jinja2")
-_PACKAGES = {"engine": _ENGINE, "server": (*_ENGINE, "fastapi", "uvicorn", "prometheus_client", "llguidance")}
+_PACKAGES = {
+    "fetch": ("huggingface_hub",),
+    "engine": _ENGINE,
+    "server": (*_ENGINE, "fastapi", "uvicorn", "prometheus_client", "llguidance"),
+}
 
 
 def require_extra(extra: str, user: str) -> None:

@@ -2,14 +2,16 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from ddtree import Engine, SamplingParams, Speculation
 from ddtree.engine.budget_policy import CANDIDATES, CUTS, LAST_PROBE, BudgetPolicy, Outlook
 from ddtree.engine.runner import EagerRunner
-from ddtree.kernels.forecast import forecast, read_forecast
+from ddtree.kernels.forecast import Forecast, forecast, read_forecast
 from ddtree.kernels.tree_build import build_tree
+from ddtree.kernels.tree_walk import walk_tree
 from tiny_models import make_drafter, make_target
 
 DEPTHS = 4
@@ -18,8 +20,10 @@ STEEP = {budget: 1.0 + budget for budget in CANDIDATES}  # compute-bound: every 
 
 
 def promise(easy):
-    """Masses per cut and depth: larger trees cover more; in hard text nearly nothing."""
-    return [[(0.55 + 0.08 * i if easy else 0.05) ** d for d in range(1, DEPTHS + 1)] for i in range(len(CUTS))]
+    """Larger trees cover more; in hard text nearly nothing."""
+    cut, depth = np.arange(len(CUTS))[:, None], np.arange(1, DEPTHS + 1)
+    held = np.minimum(np.arange(len(CUTS)) + 1, DEPTHS if easy else 0)
+    return Forecast((0.55 + 0.08 * cut if easy else 0.05 + 0 * cut) ** depth, held)
 
 
 def run(costs, texts, rounds=60):
@@ -32,7 +36,7 @@ def run(costs, texts, rounds=60):
         budget = policy.choose(1, [outlook])
         budgets.append(budget)
         if budget:
-            policy.learn(outlook, budget, promise(easy), DEPTHS if easy else 0)
+            policy.learn(outlook, budget, promise(easy))
         policy.time(1, budget, costs[budget])
     return budgets
 
@@ -62,24 +66,43 @@ def test_text_that_turns_easy_again_is_noticed():
 
 
 def test_a_drafter_that_promises_too_much_is_trusted_less():
-    policy, outlook = BudgetPolicy(DEPTHS), Outlook()
-    for _ in range(50):
-        policy.learn(outlook, 16, promise(easy=True), accepted=0)
-    honest, liked = BudgetPolicy(DEPTHS), Outlook()
-    for _ in range(50):
-        honest.learn(liked, 16, promise(easy=True), accepted=DEPTHS)
-    assert policy.expected_tokens(outlook, 16) < 0.7 * honest.expected_tokens(liked, 16)
+    expected = []
+    for held in (0, DEPTHS):
+        policy, outlook = BudgetPolicy(DEPTHS), Outlook()
+        for _ in range(100):
+            policy.learn(outlook, 16, Forecast(promise(easy=True).masses, np.full(len(CUTS), held)))
+        expected.append(policy.expected_tokens(outlook)[CANDIDATES.index(16)])
+    assert expected[0] < 0.7 * expected[1]
+
+
+@pytest.mark.parametrize(("held_beyond_16", "best"), [(1.0, 64), (0.3, 16)])
+def test_what_the_far_nodes_hold_decides(held_beyond_16, best):
+    """Each cut promises 0.6 nodes more; the target keeps all of the promises or less of those beyond 16."""
+    policy, outlook, random = BudgetPolicy(DEPTHS), Outlook(), np.random.default_rng(1)
+    promised = np.repeat(0.6 * np.arange(1, len(CUTS) + 1)[:, None] / DEPTHS, DEPTHS, axis=1)
+    ratios = [1.0 if cut <= 16 else held_beyond_16 for cut in CUTS]
+    costs = {0: 1.0, 4: 1.0, 8: 1.05, 16: 1.1, 32: 1.2, 64: 1.3, 128: 2.5}
+    for budget, ms in costs.items():
+        policy.time(1, budget, ms)
+    budgets = []
+    for _ in range(600):
+        budgets.append(policy.choose(1, [outlook]))
+        held = np.cumsum(random.random(len(CUTS)) < 0.6 * np.array(ratios))
+        policy.learn(outlook, budgets[-1], Forecast(promised, held))
+        policy.time(1, budgets[-1], costs[budgets[-1]])
+    assert sum(budget == best for budget in budgets[300:]) > 270
 
 
 def test_forecast_sums_the_nodes_of_each_smaller_tree():
     log_probs = torch.tensor([[[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]]]).log()
     tokens = torch.arange(3).expand(1, 2, 3)
     tree = build_tree(log_probs, tokens, torch.tensor([0]), 4, torch.tensor([2]))
-    # best first: 0.7 (depth 1), 0.42 (depth 2), 0.21 (depth 2), 0.2 (depth 1)
-    told = read_forecast(forecast(tree, (1, 2, 3, 4, 9), 2)[0].tolist(), 2)
-    expected = [[0.7, 0.0], [0.7, 0.42], [0.7, 0.63], [0.9, 0.63], [0.9, 0.63]]
-    for got, want in zip(told, expected, strict=True):
-        assert got == pytest.approx(want, abs=1e-5)
+    # best first: 0.7 (depth 1), 0.42 (depth 2), 0.21 (depth 2), 0.2 (depth 1); the target takes the first and the third
+    path = walk_tree(tree, torch.tensor([[0, 1, 9, 9, 9]]), 2)
+    told = read_forecast(forecast(tree, path, (1, 2, 3, 4, 9), 2)[0].tolist(), 2)
+    masses = [[0.7, 0.0], [0.7, 0.42], [0.7, 0.63], [0.9, 0.63], [0.9, 0.63]]
+    assert told.masses == pytest.approx(np.array(masses), abs=1e-5)
+    assert told.held.tolist() == [1, 1, 2, 2, 2]
 
 
 def test_auto_gives_the_text_of_plain_decoding_whatever_it_takes(tmp_path):

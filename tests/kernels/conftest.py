@@ -17,6 +17,8 @@ KERNELS = (
     "placement_cuda",
     "advance_cuda",
     "forecast_cuda",
+    "seats_cuda",
+    "embedding_cuda",
 )
 
 

@@ -12,6 +12,7 @@ from ddtree.kernels import choose as choose_twin  # noqa: E402
 from ddtree.kernels.activation import silu_mul  # noqa: E402
 from ddtree.kernels.advance import advance, keep_taps  # noqa: E402
 from ddtree.kernels.choose import SamplingTensors  # noqa: E402
+from ddtree.kernels.embedding import embed_rows  # noqa: E402
 from ddtree.kernels.fast_set import FAST  # noqa: E402
 from ddtree.kernels.forecast import forecast  # noqa: E402
 from ddtree.kernels.noise import seed_key  # noqa: E402
@@ -19,6 +20,7 @@ from ddtree.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
 from ddtree.kernels.paged import move_rows  # noqa: E402
 from ddtree.kernels.placement import place_rows  # noqa: E402
 from ddtree.kernels.rotary import rotate_and_write, write_context  # noqa: E402
+from ddtree.kernels.seats import take_seats  # noqa: E402
 from ddtree.kernels.top_log_probs import top_log_probs  # noqa: E402
 from ddtree.kernels.tree_build import build_tree  # noqa: E402
 from ddtree.kernels.tree_tensors import TreeTensors  # noqa: E402
@@ -287,12 +289,42 @@ def test_choose(sampled: bool, filtered: bool, penalised: bool) -> None:
         assert torch.equal(FAST.choose(logits.to(dtype), None, tree, committed), plain)
 
 
+@pytest.mark.parametrize("slots", [[2], [0, 4, 1], [4, 4]])
+def test_take_seats(cuda_kernels: None, slots: list[int]) -> None:
+    table = torch.randint(1, 99, (5, 70), device=DEVICE)
+    committed, pending = torch.tensor([9, 3, 250, 0, 77], device=DEVICE), torch.tensor([2, 3, 16, 0, 5], device=DEVICE)
+    roots, prompts = torch.randint(0, 1000, (2, 5), device=DEVICE)
+    states = [(table, committed.clone(), roots, prompts, pending.clone()) for _ in range(2)]
+    rows = torch.tensor(slots, device=DEVICE)
+    want, got = (kernel(rows, *state, 200) for kernel, state in zip((take_seats, FAST.take_seats), states, strict=True))
+    for name, tensor in vars(want).items():
+        assert torch.equal(vars(got)[name], tensor), name
+    assert [int(n) for n in want.injected] == [{0: 7, 1: 0, 2: 234, 4: 0}[slot] for slot in slots]
+    assert [int(n) for n in want.room] == [{0: 189, 1: 195, 2: 0, 4: 198}[slot] for slot in slots]
+    if 4 in slots:  # the spare slot is emptied
+        for _, lengths, _, _, waiting in states:
+            assert lengths[4] == 0 and waiting[4] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("hidden", [64, 20])
+def test_embed_rows(cuda_kernels: None, dtype: torch.dtype, hidden: int) -> None:
+    table = torch.randn(50, hidden, device=DEVICE).to(dtype)
+    tokens = torch.randint(0, 50, (3, 2), device=DEVICE)
+    assert torch.equal(FAST.embed_rows(table, tokens), table[tokens])
+    filled = FAST.embed_rows(table, tokens, 5, 7)
+    assert torch.equal(filled, embed_rows(table, tokens, 5, 7))
+    assert torch.equal(filled[:, :2], table[tokens]) and torch.equal(filled[1, 4], table[7])
+
+
 @pytest.mark.parametrize("budget", [3, 40])
 def test_forecast(cuda_kernels: None, budget: int) -> None:
     log_probs = torch.randn(3, 7, 9, device=DEVICE).log_softmax(-1).sort(-1, descending=True).values
     tokens = torch.arange(9, device=DEVICE).expand(3, 7, 9)
     deepest = torch.tensor([7, 2, 0], device=DEVICE)
     tree = build_tree(log_probs, tokens, torch.zeros(3, dtype=torch.int64, device=DEVICE), budget, deepest)
-    got, want = (kernel(tree, (4, 8, 16, 32), 7) for kernel in (FAST.forecast, forecast))
-    assert (got - want).abs().max() <= 4  # units of 2**-24: the order of the sum
+    path = walk_tree(tree, torch.randint(0, 2, (3, budget + 1), device=DEVICE), 7)
+    got, want = (kernel(tree, path, (4, 8, 16, 32), 7).view(3, 4, 8) for kernel in (FAST.forecast, forecast))
+    assert (got[..., :7] - want[..., :7]).abs().max() <= 4  # units of 2**-24: the order of the sum
+    assert torch.equal(got[..., 7], want[..., 7]) and want[0, :, 7].any()
     assert want[2].sum() == 0

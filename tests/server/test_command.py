@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from ddtree.errors import UserError
-from ddtree.server import ServerSettings, read_api_keys
+from ddtree.server import ServerSettings, api_key, read_api_keys
 
 
 class Process:
@@ -113,6 +113,53 @@ def test_sigterm_with_no_time_left_says_so_to_the_clients(start):
     assert time.monotonic() - began < 5
 
 
+def test_sigterm_under_load_loses_no_answer(start):
+    """Some run and some wait when it comes; all are answered to their ends, and nobody new gets in."""
+    server = start("--max-batch", "2", "--max-queue", "20")
+    server.wait_for("ready")
+    answers: list[list[str]] = [[] for _ in range(5)]
+    readers = [stream(server.url, got, tokens=40) for got in answers]  # four answers each: most of them wait
+    while not all(answers):
+        time.sleep(0.005)
+    server.process.send_signal(signal.SIGTERM)
+    for reader in readers:
+        reader.join(60)
+    assert server.process.wait(20) == 0
+    for got in answers:
+        assert got[0] == "200" and got[-1] == "data: [DONE]"
+        assert sum('"finish_reason":"length"' in line for line in got) == 4
+
+
+def test_kill_9_in_the_middle_of_an_answer_and_a_restart(start):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    first = start("--port", port)
+    first.wait_for("ready")
+    body = {"prompt": "abc", "max_tokens": 200, "stream": True, "ddtree": {"mode": "ar"}}
+    with (
+        pytest.raises(httpx.TransportError),
+        httpx.stream("POST", f"{first.url}/v1/completions", json=body, timeout=60) as response,
+    ):
+        for _ in response.iter_lines():
+            first.process.kill()
+    assert first.process.wait(20) == -signal.SIGKILL
+    second = start("--port", port)
+    second.wait_for("ready")
+    assert httpx.get(f"{second.url}/ready").status_code == 200
+    answer = httpx.post(f"{second.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5}, timeout=30)
+    assert answer.json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_key_from_the_environment(tiny_folders, start, monkeypatch):
+    monkeypatch.setenv("DDTREE_API_KEY", "a-long-enough-key")
+    server = start()
+    server.wait_for("ready")
+    assert httpx.get(f"{server.url}/v1/models").status_code == 401
+    key = {"Authorization": "Bearer a-long-enough-key"}
+    assert httpx.get(f"{server.url}/v1/models", headers=key).status_code == 200
+    assert "a-long-enough-key" not in httpx.get(f"{server.url}/server_info", headers=key).text
+
+
 def test_an_address_that_is_taken(start):
     with socket.create_server(("127.0.0.1", 0)) as other:
         server = start("--port", str(other.getsockname()[1]))
@@ -129,12 +176,15 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_2(tiny_folders, tmp_
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_public_addresses_want_a_key(host, tmp_path):
-    with pytest.raises(UserError, match="there is no key: add --api-key-file"):
+    with pytest.raises(UserError, match="there is no key: add --api-key-file FILE or --api-key KEY, or say --insecure"):
         ServerSettings(model_name="m", host=host)
     (tmp_path / "keys").write_text("a-long-enough-key\n")
     keys = read_api_keys(tmp_path / "keys")
     assert ServerSettings(model_name="m", host=host, api_keys=keys)
-    assert ServerSettings(model_name="m", host=host, allow_unauthenticated=True)
+    assert ServerSettings(model_name="m", host=host, api_keys=api_key("a-long-enough-key"))
+    assert ServerSettings(model_name="m", host=host, insecure=True)
+    with pytest.raises(UserError, match="--insecure lets everybody in, and there is a key"):
+        ServerSettings(model_name="m", host=host, api_keys=keys, insecure=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
@@ -144,7 +194,14 @@ def test_this_machine_needs_no_key(host):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "holds no key"), (b"# none\n\n", "holds no key"), (b"short\n", "shorter"), (b"\xff\xfe\n", "not UTF-8")],
+    [
+        (b"", "holds no key"),
+        (b"# none\n\n", "holds no key"),
+        (b"short\n", "shorter"),
+        (b"\xff\xfe\n", "not UTF-8"),
+        (b"two words here\n", "holds blanks"),
+        ("schlüsselwort\n".encode(), "beyond ASCII"),
+    ],
 )
 def test_key_files_that_are_none(tmp_path, content, words):
     (tmp_path / "keys").write_bytes(content)
@@ -170,7 +227,7 @@ def test_help_needs_no_torch():
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "100"}
     )
-    assert "--api-key-file" in told.stdout and "--allow-unauthenticated" in told.stdout
+    assert all(flag in told.stdout for flag in ("--api-key ", "--api-key-file", "--insecure", "DDTREE_API_KEY"))
 
 
 def test_a_missing_extra_is_named():

@@ -33,7 +33,7 @@ def chat(pair: PairOptions, speculation: SpeculationOptions, sampling: SamplingO
     with ProgressLine() as progress:
         import_engine("chat", progress)
         params = to_sampling_params(sampling)
-        engine = load_engine(pair, mode, to_speculation(mode, speculation), progress)
+        engine = load_engine(pair, mode, to_speculation(mode, speculation), progress, prefix_cache=True)
     at_terminal = sys.stdin.isatty()
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")  # the tokenizer refuses bytes that are not text

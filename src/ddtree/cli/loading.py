@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def load_engine(
-    options: PairOptions, mode: Mode, speculation: Speculation, progress: Callable[[str, float], None]
+    options: PairOptions,
+    mode: Mode,
+    speculation: Speculation,
+    progress: Callable[[str, float], None],
+    *,
+    prefix_cache: bool = False,
 ) -> Engine:
     """The engine for ``mode``; a drafter that is named is loaded even where ``mode`` does without it."""
     model, draft = options.model, options.draft
@@ -37,6 +42,8 @@ def load_engine(
         memory_fraction=options.memory_fraction,
         max_batch=options.max_batch,
         threads=options.threads,
+        exact=options.exact,
+        prefix_cache=prefix_cache,
         on_progress=progress,
     )
 

@@ -10,11 +10,19 @@ from typing import Annotated, Any
 import typer
 
 import ddtree
+from ddtree.cli.bench import bench
 from ddtree.cli.chat import chat
 from ddtree.cli.demo import demo
+from ddtree.cli.deploy import deploy_app
+from ddtree.cli.doctor import doctor
+from ddtree.cli.fetch import fetch
 from ddtree.cli.generate import generate
+from ddtree.cli.grade import grade
 from ddtree.cli.options import with_option_groups
+from ddtree.cli.report import report
 from ddtree.cli.serve import serve
+from ddtree.cli.sweep import sweep
+from ddtree.cli.verify import verify
 from ddtree.errors import UserError
 
 EXIT_USER_ERROR = 2
@@ -27,8 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, generate, chat, serve):
+for verb in (demo, generate, chat, serve, bench, verify, grade, report, sweep, fetch, doctor):
     app.command()(with_option_groups(verb))
+app.add_typer(deploy_app, name="deploy")
 
 # typer brings its own copy of click since 0.20-odd, and used click itself before: this names the class in both.
 _UsageError: Any = typer.BadParameter.__base__

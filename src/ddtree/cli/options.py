@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from ddtree.cli.plain_numbers import plain_number
 from ddtree.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,6 +62,14 @@ class PairOptions:
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads. Default: one a core; 1 is better on a busy machine.")
     ] = None
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="One text in every mode and batch, to the last bit, in bfloat16 too. Slower; on a CPU drafts save "
+            "nothing then.",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,12 +187,13 @@ def with_option_groups(verb: Callable[..., Any]) -> Callable[..., Any]:
                     field.name,
                     inspect.Parameter.KEYWORD_ONLY,
                     default=field.default,
-                    annotation=field_hints[field.name],
+                    annotation=plain_number(field_hints[field.name]),
                 )
                 for field in fields(group)
             ]
         else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]))
+            hint = plain_number(hints[parameter.name])
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
 
     @wraps(verb)
     def command(**values: Any) -> Any:

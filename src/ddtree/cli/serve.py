@@ -29,11 +29,20 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the model for clients. Default: its folder's.")
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="DDTREE_API_KEY",
+            help="Key that clients must show. Others on this machine can read it here: better in a file, or in the "
+            "environment.",
+        ),
+    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keys that clients must show, one a line.")
     ] = None,
-    allow_unauthenticated: Annotated[
-        bool, typer.Option("--allow-unauthenticated", help="Let other machines in without a key.")
+    insecure: Annotated[
+        bool, typer.Option("--insecure", "--allow-unauthenticated", help="Let other machines in without a key.")
     ] = False,
     max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more are refused with 429.")] = 64,
     queue_timeout: Annotated[float, typer.Option(metavar="S", help="Longest wait for a place, in seconds.")] = 60.0,
@@ -41,6 +50,10 @@ def serve(
     drain_timeout: Annotated[float, typer.Option(metavar="S", help="After SIGTERM, time to finish answers.")] = 30.0,
     stall_timeout: Annotated[float, typer.Option(metavar="S", help="A longer round makes /ready fail.")] = 60.0,
     max_body_bytes: Annotated[int, typer.Option(min=1, metavar="N", help="Largest body of a request.")] = 4 * 2**20,
+    prefix_cache: Annotated[
+        bool,
+        typer.Option("--prefix-cache/--no-prefix-cache", help="Keep what prompts that begin alike have in common."),
+    ] = True,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Show the words of the last tree on the status page.")
     ] = False,
@@ -55,14 +68,17 @@ def serve(
     with ProgressLine() as progress:
         progress("starting torch", 0.0)
         from ddtree.server import ApiKeys, ServerSettings, read_api_keys
+        from ddtree.server import api_key as one_key
         from ddtree.server import serve as run
 
+    keys = ApiKeys() if api_key is None else one_key(api_key)
+    keys += ApiKeys() if api_key_file is None else read_api_keys(api_key_file)
     settings = ServerSettings(
         model_name=served_model_name or (DEMO_MODEL_NAME if pair.model is None else pair.model.resolve().name),
         host=host,
         port=port,
-        api_keys=ApiKeys() if api_key_file is None else read_api_keys(api_key_file),
-        allow_unauthenticated=allow_unauthenticated,
+        api_keys=keys,
+        insecure=insecure,
         max_queue=max_queue,
         queue_timeout_s=queue_timeout,
         request_timeout_s=request_timeout,
@@ -73,9 +89,9 @@ def serve(
     )
 
     def load(tell: Progress) -> Engine:
-        return load_engine(pair, mode, to_speculation(mode, speculation), tell)
+        return load_engine(pair, mode, to_speculation(mode, speculation), tell, prefix_cache=prefix_cache)
 
-    run(settings, load, requested(pair, speculation), announce=note)
+    run(settings, load, requested(pair, speculation) | {"prefix_cache": prefix_cache}, announce=note)
 
 
 def requested(pair: PairOptions, speculation: SpeculationOptions) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """`budget="auto"`: which draft the next round takes.
 
-Each round tells, from the drafter's own scores, how many tokens it was expected to commit at every smaller budget; what
-the target then accepts corrects those scores depth by depth. The next round takes the budget with the most expected
-tokens per millisecond, over all sequences of the batch; plain decoding is one of the choices. The choice lags a round
-behind, so that nothing waits for it.
+Each round tells, from the drafter's own scores, how many tokens it was expected to commit at every smaller budget, and
+how many of them the target took; that corrects the scores, by depth and by rank in the tree. The next round takes the
+budget with the most expected tokens per millisecond, over all sequences of the batch; plain decoding is one of the
+choices. The choice lags a round behind, so that nothing waits for it.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
 
 from ddtree.engine.speculation import DEFAULT_TOP_K_CAP, LARGEST_AUTO_BUDGET, DraftShape
+from ddtree.kernels.forecast import Forecast
 
 CANDIDATES = (0, 4, 8, 16, 32, 64, LARGEST_AUTO_BUDGET)
 """Budgets that `auto` chooses from; 0 is plain decoding that keeps the drafter's context up to date."""
@@ -24,11 +27,21 @@ FIRST_PROBE, LAST_PROBE = 4, 64
 """In spells of plain decoding a draft looks now and then whether drafting would pay again: after 4 rounds, then after
 twice as many each time, at most after 64, which costs about a percent."""
 
-FORGET = 0.9
-"""Weight of what is known of costs and of the drafter's reliability, against the newest round."""
+FORGET_COST = 0.9
+"""Weight of what is known of a cost, against the newest round."""
+
+FORGET_TRUST = 0.98
+"""Weight of what is known of the drafter's reliability: two budgets often differ by one token in twenty rounds, so
+telling which is better takes many."""
+
+UNTRIED = 0.3
+"""Nodes that a part of the tree is taken to have promised and held a round before any was seen."""
 
 FORGET_OUTLOOK = 0.7
 """Weight of what a sequence's earlier trees promised, against the newest tree: text changes faster than machines."""
+
+FORGET_USUAL = 0.98
+"""Weight of what sequences usually promise, against the newest round of one."""
 
 GROWTH_BEYOND = 0.8
 """Beyond the largest tree seen, a doubling of the budget is taken to bring this share of what the last doubling did."""
@@ -46,12 +59,34 @@ class Outlook:
     """What is expected of one sequence.
 
     Attributes:
-        masses: per cut, per depth, the drafter's probability that a node of that depth is accepted.
+        masses: float64 ``[cuts, depths]``, as in `Forecast`; None before anything was seen.
         budget: size of the largest tree that was seen.
     """
 
-    masses: list[list[float]] = field(default_factory=list)
+    masses: np.ndarray | None = None
     budget: int = 0
+
+
+class Trust:
+    """How much of what the drafter promises the target holds, told apart by some class of nodes.
+
+    Args:
+        classes: how many classes there are.
+        prior: nodes a round that each class is taken to have promised, and held, before any was seen.
+    """
+
+    def __init__(self, classes: int, prior: float) -> None:
+        self._promised, self._held = np.full(classes, prior), np.full(classes, prior)
+
+    def factors(self) -> np.ndarray:
+        """Accepted nodes of each class for each one promised, from 0.1 to 2."""
+        return np.clip(self._held / np.maximum(self._promised, 1e-3), 0.1, 2.0)
+
+    def learn(self, promised: np.ndarray, held: np.ndarray) -> None:
+        """Take in a round's nodes of the first classes."""
+        n = len(promised)
+        self._promised[:n] += (1 - FORGET_TRUST) * (promised - self._promised[:n])
+        self._held[:n] += (1 - FORGET_TRUST) * (held - self._held[:n])
 
 
 class BudgetPolicy:
@@ -65,8 +100,10 @@ class BudgetPolicy:
     """
 
     def __init__(self, depths: int) -> None:
-        self._accepted = [1.0] * depths
-        self._predicted = [1.0] * depths
+        self._depths = np.arange(depths)
+        self._depth_trust = Trust(depths, 1.0)
+        self._band_trust = Trust(len(CUTS), UNTRIED)  # a band: the nodes that a cut adds to the one before
+        self._usual = Outlook()  # of a sequence that nothing is known of yet
         self.cost_ms: dict[tuple[int, int], float] = {}
         self._current: dict[int, int] = {}
         self._since_draft, self._probe_after = 0, FIRST_PROBE
@@ -76,9 +113,8 @@ class BudgetPolicy:
         known = [b for b in CANDIDATES if (bucket, b) in self.cost_ms]
         if not known:
             return CANDIDATES[3]
-        rates = {
-            b: sum(self.expected_tokens(outlook, b) for outlook in outlooks) / self.cost_ms[bucket, b] for b in known
-        }
+        expected = np.sum([self.expected_tokens(outlook) for outlook in outlooks], axis=0)
+        rates = {b: expected[CANDIDATES.index(b)] / self.cost_ms[bucket, b] for b in known}
         best = max(known, key=lambda b: rates[b])
         current = self._current.get(bucket)
         if current in rates and rates[best] < SWITCH_GAIN * rates[current]:
@@ -93,46 +129,43 @@ class BudgetPolicy:
             self._since_draft, self._probe_after = 0, FIRST_PROBE
         return best
 
-    def expected_tokens(self, outlook: Outlook, budget: int) -> float:
-        """Tokens that a round of this budget is expected to commit, the bonus token included."""
-        if budget == 0:
-            return 1.0
-        if not outlook.masses:
-            return 1.0 + budget**0.5 / 2  # nothing seen yet: drafting is worth a try
-        seen = [cut for cut in CUTS if cut <= outlook.budget]
-        totals = [1.0 + self._corrected(outlook.masses[i]) for i in range(len(seen))]
-        if budget <= outlook.budget:
-            return totals[seen.index(budget)]
-        total, gain = totals[-1], totals[-1] - (totals[-2] if len(totals) > 1 else 1.0)
-        for cut in CUTS[len(seen) :]:
-            gain *= GROWTH_BEYOND
-            total += gain
-            if cut == budget:
-                break
-        return total
+    def expected_tokens(self, outlook: Outlook) -> np.ndarray:
+        """Tokens that a round of each candidate budget is expected to commit, the bonus token included."""
+        outlook = outlook if outlook.masses is not None else self._usual
+        if outlook.masses is None:  # nothing seen yet: drafting is worth a try
+            return np.array([1.0, *(1.0 + budget**0.5 / 2 for budget in CUTS)])
+        seen = sum(cut <= outlook.budget for cut in CUTS)
+        bands = self._band_trust.factors() * np.diff(outlook.masses @ self._depth_trust.factors(), prepend=0.0)
+        for i in range(seen, len(bands)):
+            bands[i] = GROWTH_BEYOND * bands[i - 1]
+        return np.cumsum(np.concatenate(([1.0], bands)))
 
-    def _corrected(self, masses: Seq[float]) -> float:
-        """Expected accepted nodes, each depth corrected by how often the target agreed there so far."""
-        trust = (min(max(a / p, 0.5), 2.0) for a, p in zip(self._accepted, self._predicted, strict=True))
-        return sum(mass * factor for mass, factor in zip(masses, trust, strict=True))
-
-    def learn(self, outlook: Outlook, budget: int, forecast: Seq[Seq[float]], accepted: int) -> None:
-        """Take in a round: what its tree promised at each cut and depth, and how deep the target went."""
+    def learn(self, outlook: Outlook, budget: int, forecast: Forecast) -> None:
+        """Take in a round: what its tree promised and held at each cut."""
         last = max(i for i, cut in enumerate(CUTS) if cut <= budget)
-        known = outlook.masses or [list(masses) for masses in forecast]
-        moved = [(1 - FORGET_OUTLOOK) * (new - old) for new, old in zip(forecast[last], known[last], strict=True)]
-        for i, old in enumerate(known):
-            if i < last:
-                moves = [(1 - FORGET_OUTLOOK) * (f - k) for f, k in zip(forecast[i], old, strict=True)]
-            else:  # larger trees than this one move along with it
-                moves = moved
-            known[i] = [max(k + m, 0.0) for k, m in zip(old, moves, strict=True)]
-        outlook.masses, outlook.budget = known, max(outlook.budget, budget)
-        for depth, mass in enumerate(forecast[last]):
-            self._accepted[depth] = FORGET * self._accepted[depth] + (1 - FORGET) * (accepted > depth)
-            self._predicted[depth] = max(FORGET * self._predicted[depth] + (1 - FORGET) * mass, 1e-3)
+        promised, held = forecast.masses, forecast.held
+        news = 1 - FORGET_OUTLOOK
+        if outlook.masses is None:
+            usual = self._usual.masses if self._usual.masses is not None else promised
+            outlook.masses, outlook.budget, news = usual.copy(), self._usual.budget, 1.0
+        moves = news * (promised - outlook.masses)
+        moves[last + 1 :] = moves[last]  # larger trees than this one move along with it
+        outlook.masses = np.maximum(outlook.masses + moves, 0.0)
+        outlook.budget = max(outlook.budget, budget)
+        self._remember(outlook)
+        self._depth_trust.learn(promised[last], held[last] > self._depths)
+        corrected = promised[: last + 1] @ self._depth_trust.factors()
+        self._band_trust.learn(np.diff(corrected, prepend=0.0), np.diff(held[: last + 1], prepend=0))
+
+    def _remember(self, outlook: Outlook) -> None:
+        usual = self._usual
+        if usual.masses is None:
+            usual.masses = outlook.masses
+        usual.masses = FORGET_USUAL * usual.masses + (1 - FORGET_USUAL) * outlook.masses
+        usual.budget = max(usual.budget, outlook.budget)
 
     def time(self, bucket: int, budget: int, round_ms: float) -> None:
         """Take in how long a round took."""
         known = self.cost_ms.get((bucket, budget))
-        self.cost_ms[bucket, budget] = round_ms if known is None else FORGET * known + (1 - FORGET) * round_ms
+        fresh = round_ms if known is None else FORGET_COST * known + (1 - FORGET_COST) * round_ms
+        self.cost_ms[bucket, budget] = fresh

@@ -39,6 +39,7 @@ class RoundStats:
         round_ms: time of each round.
         round_budgets: nodes that each round's tree could have; 0 for a step of plain decoding.
         ttft_ms: from the request's arrival to its first token.
+        cached_tokens: tokens of the prompt whose keys and values were there from earlier sequences.
     """
 
     mode: Mode
@@ -48,6 +49,7 @@ class RoundStats:
     round_ms: list[float] = field(default_factory=list)
     round_budgets: list[int] = field(default_factory=list)
     ttft_ms: float = 0.0
+    cached_tokens: int = 0
 
     @property
     def rounds(self) -> int:

@@ -11,7 +11,8 @@ import torch
 from ddtree.user_cache import cache_folder
 
 DECIDING = (
-    "model_config_sha256", "draft_config_sha256", "dtype", "kernels", "threads", "block_size", "draft_window",
+    "model_config_sha256", "draft_config_sha256", "dtype", "kernels", "exact", "threads", "block_size",
+    "draft_window",
 )  # fmt: skip
 
 

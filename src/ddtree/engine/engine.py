@@ -18,6 +18,7 @@ from ddtree.engine.graph_runner import GraphRunner
 from ddtree.engine.loading import Graphs, LoadOptions, load_parts
 from ddtree.engine.near_tie import LosslessReport, check_lossless
 from ddtree.engine.pages import PagePool
+from ddtree.engine.prefix_cache import PrefixCache
 from ddtree.engine.prompt import Prompt, checked_ids, encode_prompt
 from ddtree.engine.runner import EagerRunner, Runner
 from ddtree.engine.sampling_params import MAX_SEED, SamplingParams
@@ -25,7 +26,9 @@ from ddtree.engine.scheduler import Scheduler
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.speculation import MAX_BUDGET, Speculation
 from ddtree.engine.state import DeviceState, SamplingFlags
+from ddtree.engine.warm_up import WarmUp
 from ddtree.errors import UserError
+from ddtree.kernels.exact_set import cost_of
 from ddtree.kernels.fast_set import why_not_fast
 from ddtree.kernels.kernel_set import TWINS
 from ddtree.models.drafter import Drafter
@@ -48,12 +51,14 @@ class Occupancy:
         waiting: sequences that wait for one.
         cache_tokens_used: room of the cache that is promised to running sequences.
         cache_tokens: room of the cache.
+        prefix_tokens: tokens whose keys and values later prompts can find, used or not.
     """
 
     running: int
     waiting: int
     cache_tokens_used: int
     cache_tokens: int
+    prefix_tokens: int
 
 
 class Engine:
@@ -76,6 +81,7 @@ class Engine:
         prefill_tokens: int,
         identity: dict[str, Any],
         graphs: Graphs = "probe",
+        prefix_cache: bool = False,
         on_progress: Progress | None = None,
     ) -> None:
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
@@ -106,9 +112,12 @@ class Engine:
             draft_window=draft_window,
         )
         self._pool = PagePool(n_pages, PAGE_TOKENS)
+        self._prefixes, self._prefixes_on = PrefixCache(self._pool, is_on=prefix_cache), prefix_cache
         self._runner = self._make_runner(max_batch, graphs, on_progress or (lambda stage, fraction: None))
         costs = CostStore(describe(target, drafter, self.state, speculation) | identity)
-        self._scheduler = Scheduler(self.state, self._pool, target, drafter, self._runner, prefill_tokens, costs)
+        self._scheduler = Scheduler(
+            self.state, self._pool, target, drafter, self._runner, prefill_tokens, costs, self._prefixes
+        )
 
     def _make_runner(self, max_batch: int, graphs: Graphs, tell: Progress) -> Runner:
         why_not = "plain torch kernels" if self.target.kernels is TWINS else why_not_fast(self.target.device)
@@ -117,7 +126,9 @@ class Engine:
         limit = GraphLimit(MAX_BUDGET)
         if graphs == "probe":
             drafter = self.drafter.config if self.drafter else None
-            limit = find_limit(self.target.config, drafter, self.target.dtype, MAX_BUDGET, tell)
+            limit = find_limit(
+                self.target.config, drafter, self.target.dtype, MAX_BUDGET, tell, exact=self.target.kernels.is_exact
+            )
         if limit.budget is None:
             return EagerRunner(self.state, self.target, self.drafter, limit.reason)
         buckets = tuple(sorted({*(2**i for i in range(7) if 2**i < max_batch), max_batch}))
@@ -140,7 +151,9 @@ class Engine:
         max_batch: int = 8,
         prefill_tokens: int = 512,
         graphs: Graphs = "probe",
+        prefix_cache: bool = False,
         threads: int | None = None,
+        exact: bool = False,
         on_progress: Progress | None = None,
     ) -> "Engine":
         """Load a target and, if given, its DFlash drafter.
@@ -160,7 +173,11 @@ class Engine:
             prefill_tokens: prompt tokens that are committed between two rounds.
             graphs: on a GPU, `on` runs rounds as CUDA graphs, `off` does not; `probe` tries a captured round in a child
                 process at the first start on a machine, and runs what it could capture.
+            prefix_cache: keep keys and values of finished sequences, as far as there is room, for prompts that begin
+                alike. Answers are the same in float32; in bfloat16 near-ties may fall otherwise, as with other batches.
             threads: CPU threads; torch's default if None.
+            exact: every mode, budget and batch gives what plain decoding in exact mode gives, bit for bit, in bfloat16
+                too. Costs speed: on the CPU the target runs one row at a time, so that drafts save nothing there.
             on_progress: told the stages of loading.
 
         Raises:
@@ -171,6 +188,7 @@ class Engine:
             LoadOptions(
                 Path(model), Path(draft) if draft is not None else None, device, dtype, block_size, draft_window,
                 sliding_block, max_model_len, memory_fraction, max_batch, prefill_tokens, graphs, threads,
+                exact,
             ),
             tell,
         )  # fmt: skip
@@ -185,6 +203,7 @@ class Engine:
             max_batch=max_batch,
             prefill_tokens=prefill_tokens,
             graphs=graphs,
+            prefix_cache=prefix_cache,
             on_progress=tell,
             identity=parts.identity,
         )
@@ -198,6 +217,16 @@ class Engine:
         if shape.is_auto:
             tell("timing rounds of every budget", 0.95)
             self._scheduler.learn_costs(1, shape, SamplingFlags())
+
+    def warm_up_batches(self, tell: Progress) -> None:
+        """On a GPU with graphs, capture what requests of every batch size need, so that none waits for it. For servers.
+
+        Raises:
+            UserError: there is not enough memory.
+        """
+        if self._runner.overlaps:
+            shape, _ = self._runner.fit(self.speculation.resolve(self._block_size))
+            WarmUp(self._scheduler, self._runner, self.state, shape, self.max_batch, self._prefill_tokens).run(tell)
 
     def generate(
         self,
@@ -306,9 +335,15 @@ class Engine:
 
     def occupancy(self) -> Occupancy:
         """How many sequences run and wait, and how much of the cache they hold."""
-        free_tokens = self._pool.free_pages * PAGE_TOKENS
+        free_tokens = self._prefixes.free_pages * PAGE_TOKENS
         cache_tokens = (self._pool.n_pages - 1) * PAGE_TOKENS
-        return Occupancy(self._scheduler.running, self._scheduler.waiting, cache_tokens - free_tokens, cache_tokens)
+        return Occupancy(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            cache_tokens_used=cache_tokens - free_tokens,
+            cache_tokens=cache_tokens,
+            prefix_tokens=self._prefixes.facts().tokens,
+        )
 
     def check_lossless(self, prompt: Prompt, token_ids: Seq[int]) -> LosslessReport:
         """Hold a greedy answer against the target decoding one token a step (see `ddtree.engine.near_tie`).
@@ -326,11 +361,11 @@ class Engine:
                 f"prompt and answer have {len(ids) + len(answer)} tokens, the context {self.state.max_model_len}",
                 "raise max_model_len",
             )
-        pages = self._pool.take(self._pool.pages_for(len(ids) + len(answer)))
+        pages = self._prefixes.take([], self._pool.pages_for(len(ids) + len(answer)))
         try:
             return check_lossless(self.state, 0, pages, self.target, ids, answer, self._prefill_tokens)
         finally:
-            self._pool.give_back(pages)
+            self._prefixes.release(pages)
 
     def facts(self) -> dict[str, Any]:
         """What this engine is and how it runs."""
@@ -338,6 +373,7 @@ class Engine:
             **self._identity,
             **describe(self.target, self.drafter, self.state, self.speculation),
             "cache_tokens": (self._pool.n_pages - 1) * PAGE_TOKENS,
+            "prefix_cache": vars(self._prefixes.facts()) if self._prefixes_on else None,
             "rounds": self._runner.facts(),
         }
 
@@ -384,6 +420,7 @@ class Engine:
         if not params.ignore_eos:
             ends |= set(self.target.config.eos_token_ids)
         shape, note = self._runner.fit((speculation or self.speculation).resolve(self._block_size))
+        cost = cost_of(self.target.kernels)
         return Sequence(
             prompt=ids,
             params=params,
@@ -391,7 +428,7 @@ class Engine:
             end_token_ids=frozenset(ends),
             token_limit=min(len(ids) + params.max_new_tokens, limit),
             shape=shape,
-            notes=[note] if note else [],
+            notes=[text for text in (note, cost and f"exact mode: {cost}") if text],
             tokenizer=self.tokenizer,
             vocab_size=vocab_size,
             record_trees=record_trees,

@@ -6,6 +6,7 @@ import torch
 
 from ddtree.engine.speculation import Speculation
 from ddtree.engine.state import DeviceState
+from ddtree.kernels.exact_set import cost_of
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
 
@@ -21,6 +22,8 @@ def describe(target: Target, drafter: Drafter | None, state: DeviceState, specul
         "device": str(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "kernels": target.kernels.name,
+        "exact": target.kernels.is_exact,
+        "exact_cost": cost_of(target.kernels),
         "threads": torch.get_num_threads(),
         "mode": speculation.mode,
         "budget": "auto" if shape.is_auto else shape.budget,

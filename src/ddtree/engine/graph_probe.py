@@ -34,6 +34,7 @@ class ProbeRequest:
 
     Attributes:
         fault_above: a planted fault, to test the probe with: rounds of a larger budget make an illegal access.
+        exact: the target runs on exact kernels.
     """
 
     target: TargetConfig
@@ -41,6 +42,7 @@ class ProbeRequest:
     dtype: str
     budget: int
     fault_above: int | None = None
+    exact: bool = False
 
 
 def find_limit(
@@ -50,6 +52,7 @@ def find_limit(
     wanted: int,
     tell: Callable[[str, float], None],
     fault_above: int | None = None,
+    exact: bool = False,
 ) -> GraphLimit:
     """The largest budget up to ``wanted`` that a child process could capture and replay."""
     remembered, shortened = _recall(), _shortened(target, drafter)
@@ -57,7 +60,7 @@ def find_limit(
     for budget in [wanted, *(width for width in WIDTHS if width < wanted)]:
         if drafter is None and budget:
             continue
-        request = ProbeRequest(*shortened, str(dtype), budget, fault_above)
+        request = ProbeRequest(*shortened, str(dtype), budget, fault_above, exact)
         key = _key(request)
         if key not in remembered:
             tell(f"trying a captured round of {budget} nodes", 0.0)
@@ -131,6 +134,7 @@ def _try(request: ProbeRequest) -> None:
     from ddtree.engine.graph_runner import GraphKey, GraphRunner
     from ddtree.engine.speculation import DraftShape
     from ddtree.engine.state import DeviceState, SamplingFlags
+    from ddtree.kernels.exact_set import exact_set
     from ddtree.kernels.fast_set import FAST
     from ddtree.models.dummy import dummy_drafter, dummy_target
 
@@ -138,7 +142,8 @@ def _try(request: ProbeRequest) -> None:
     if request.fault_above is not None and request.budget > request.fault_above:
         kernels = replace(FAST, walk_tree=_faulting)
     device = torch.device("cuda", torch.cuda.current_device())
-    target = dummy_target(request.target, getattr(torch, request.dtype.removeprefix("torch.")), device, kernels)
+    dtype = getattr(torch, request.dtype.removeprefix("torch."))
+    target = dummy_target(request.target, dtype, device, exact_set(kernels) if request.exact else kernels)
     drafter = dummy_drafter(request.drafter, target, kernels) if request.drafter else None
     state = DeviceState(
         target, drafter, slots=2, n_pages=4, page_tokens=16, table_pages=128, max_model_len=64, draft_window=None
@@ -152,9 +157,11 @@ def _try(request: ProbeRequest) -> None:
 
 
 def _faulting(*arguments: object) -> object:
-    """A planted fault: reads far outside of memory, which leaves the context unusable."""
-    values = torch.zeros(4, device="cuda")
-    return values[torch.full((1,), 1 << 40, device="cuda")]
+    """A walk with a planted fault: reads far outside of memory, which leaves the context unusable."""
+    from ddtree.kernels.fast_set import FAST
+
+    torch.zeros(4, device="cuda")[torch.full((1,), 1 << 40, device="cuda")]
+    return FAST.walk_tree(*arguments)
 
 
 if __name__ == "__main__":

@@ -180,7 +180,6 @@ class GraphRunner:
         bound = self._state.max_model_len
 
         def play() -> Round:
-            self._state.empty_spare_slot()
             batch = self._state.select(slots, key.flags, bound)
             return decode_round(self._state, batch, self._target, self._drafter, key.shape)
 
@@ -195,7 +194,6 @@ class GraphRunner:
         drafter = self._drafter if key.kind.drafts else None
 
         def play() -> torch.Tensor | None:
-            self._state.empty_spare_slot()
             batch = self._state.select(given[:, 0].contiguous(), key.kind.flags, self._state.max_model_len)
             tokens, valid = given[:, 2:], given[:, 1].contiguous()
             return prefill_chunk(self._state, batch, self._target, drafter, tokens, key.kind.is_last, (), valid)

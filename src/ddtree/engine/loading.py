@@ -10,6 +10,7 @@ import torch
 
 from ddtree.engine.device import choose_device, choose_dtype
 from ddtree.errors import UserError
+from ddtree.kernels.exact_set import exact_set
 from ddtree.kernels.fast_set import FAST, why_not_fast
 from ddtree.kernels.kernel_set import TWINS
 from ddtree.models.drafter import Drafter, load_drafter
@@ -38,6 +39,7 @@ class LoadOptions:
     prefill_tokens: int
     graphs: Graphs
     threads: int | None
+    exact: bool = False
 
     def check(self) -> None:
         """Refuse what is out of range or contradicts itself.
@@ -100,8 +102,11 @@ def load_parts(options: LoadOptions, tell: Callable[[str, float], None]) -> Load
     dtype = choose_dtype(options.dtype, device, config.dtype)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     tell("loading the model", 0.1)
-    kernels = TWINS if why_not_fast(device) else FAST
-    target = load_target(options.model, dtype, device, kernels)
+    reason = why_not_fast(device)
+    if options.exact and reason and device.type != "cpu":
+        raise UserError(f"exact mode has no kernels for this device: {reason}", "choose device cpu, or leave exact out")
+    kernels = TWINS if reason else FAST
+    target = load_target(options.model, dtype, device, exact_set(kernels) if options.exact else kernels)
     drafter = None
     if options.draft is not None:
         tell("loading the drafter", 0.7)

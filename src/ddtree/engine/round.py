@@ -71,9 +71,7 @@ def decode_round(
         depths = drafter.config.block_size - 1
         logits = draft(state, batch, drafter)  # 2
         log_probs, token_ids = kernels.top_log_probs(logits, min(shape.top_k, logits.shape[-1]))
-        tree = kernels.build_tree(log_probs, token_ids, batch.roots, shape.budget, room_below(state, batch))  # 3
-        if shape.forecasts:
-            told.append(kernels.forecast(tree, CUTS, depths))
+        tree = kernels.build_tree(log_probs, token_ids, batch.roots, shape.budget, batch.room)  # 3
     taps = drafter.config.tap_layers if drafter is not None and (depths or shape.follows) else ()
     on_host = TreeOnHost(tree) if constraints else None
     seen = verify(state, batch, target, tree, taps)  # 4
@@ -81,20 +79,16 @@ def decode_round(
     choices = kernels.choose(seen.logits, batch.sampling, tree, batch.committed, allowed)
     path = kernels.walk_tree(tree, choices, depths)  # 5
     packed = commit(state, batch, target, path, seen)  # 6
+    if shape.forecasts:
+        told.append(kernels.forecast(tree, path, CUTS, depths))
     if batch.tells_logprobs:
         told.append(tell_logprobs(seen.logits, path.rows, path.tokens, kernels))
     return Round(tree, path, torch.cat((packed, *told), dim=1) if told else packed)
 
 
-def room_below(state: DeviceState, batch: Batch) -> torch.Tensor:
-    """int64 ``[batch]``: how deep a tree may go, so that its path and the bonus token end within the context."""
-    return (state.max_model_len - 2 - batch.committed).clamp_min(0)
-
-
 def inject(state: DeviceState, batch: Batch, drafter: Drafter) -> None:
     """Write the taps of the tokens committed last round into the drafter's cache; the root's own come a round later."""
-    pending = state.pending_taps[batch.slots]
-    inject_taps(state, batch, drafter, state.taps[batch.slots], batch.committed - pending, pending)
+    inject_taps(state, batch, drafter, state.taps[batch.slots], batch.injected, batch.pending)
 
 
 def inject_taps(
@@ -131,7 +125,7 @@ def draft(state: DeviceState, batch: Batch, drafter: Drafter) -> torch.Tensor:
     assert state.drafter_cache is not None
     config, n = drafter.config, len(batch.slots)
     offset = state.row_numbers(n, config.block_size)
-    both_ways = torch.ones(n, config.block_size, config.block_size, dtype=torch.bool, device=offset.device)
+    both_ways = state.block_sees(n)
 
     def attention(sees: torch.Tensor) -> AttentionCall:
         return drafter.kernels.tree_attention(

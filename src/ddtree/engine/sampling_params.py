@@ -78,9 +78,9 @@ class SamplingParams:
             f"a whole number from 0 to {MAX_SEED}",
         )
         need(
-            not isinstance(self.stop, str) and all(isinstance(s, str) and s for s in self.stop),
+            not isinstance(self.stop, str) and all(isinstance(s, str) and s and _whole_text(s) for s in self.stop),
             "stop",
-            "non-empty strings",
+            "non-empty strings of whole characters",
         )
         need(all(_whole(i) and i >= 0 for i in self.stop_token_ids), "stop_token_ids", "token ids")
         need(
@@ -107,6 +107,11 @@ class SamplingParams:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole_text(text: str) -> bool:
+    """Whether no character is half of one, which no answer could ever hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _finite(value: object) -> bool:

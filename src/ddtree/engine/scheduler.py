@@ -12,6 +12,7 @@ from ddtree.engine.cost_store import CostStore
 from ddtree.engine.flight import Flight
 from ddtree.engine.pages import PagePool
 from ddtree.engine.prefill import PrefillKind
+from ddtree.engine.prefix_cache import KeptPage, PrefixCache
 from ddtree.engine.runner import EagerRunner, Launched, Runner
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.speculation import DraftShape
@@ -37,7 +38,11 @@ class Scheduler:
     sequence that turns out to have ended takes part in one round too many, whose tokens nobody reads. Sequences under a
     constraint run in rounds of their own, which the host splits and reads at once.
 
+    What a sequence finds of its prompt in the `PrefixCache` is not computed again. A prompt can be found as soon as its
+    prefill is launched, an answer when it is done: work on the device runs in order.
+
     Args:
+        prefixes: gives and takes the pages.
         runner: how rounds are launched.
         prefill_tokens: prompt tokens that a sequence commits between two rounds.
         costs: times of rounds that earlier starts measured.
@@ -52,8 +57,10 @@ class Scheduler:
         runner: Runner,
         prefill_tokens: int,
         costs: CostStore,
+        prefixes: PrefixCache,
     ) -> None:
         self._state, self._pool, self._target, self._drafter = state, pool, target, drafter
+        self._prefixes = prefixes
         self._runner, self._split = runner, EagerRunner(state, target, drafter)
         self._costs, self._policy = costs, BudgetPolicy(drafter.config.block_size - 1 if drafter else 0)
         self._policy.cost_ms.update(costs.load())
@@ -92,6 +99,8 @@ class Scheduler:
                 f"the request needs a cache of {self._room_of(sequence)} tokens, the engine has {held}",
                 "lower max_new_tokens, or raise the memory fraction",
             )
+        # The last token is computed in any case: what follows it is not kept.
+        sequence.prefix_keys = self._prefixes.keys(sequence.prompt[:-1], self._kind_of(sequence))
         self._waiting.append(sequence)
 
     def drop(self, sequence: Sequence) -> None:
@@ -107,6 +116,15 @@ class Scheduler:
         Returns:
             the sequences that got tokens.
         """
+        try:
+            return self._step()
+        except BaseException:
+            self._prefixes.clear()  # who knows what was written
+            for sequence in self._running:
+                sequence.is_sound = False
+            raise
+
+    def _step(self) -> list[Sequence]:
         landing: Iterable[Prefilling | Decoding] = self._in_flight
         self._in_flight = []
         self._admit()
@@ -138,18 +156,43 @@ class Scheduler:
         return self._pool.pages_for(self._room_of(sequence))
 
     def _admit(self) -> None:
-        while self._waiting and self._free_slots and self._pool.free_pages >= self._pages_of(self._waiting[0]):
-            sequence = self._waiting.popleft()
-            sequence.slot = self._free_slots.pop(0)
-            sequence.pages = self._pool.take(self._pages_of(sequence))
-            self._state.seat(sequence.slot, sequence.prompt, sequence.pages, sequence.params, sequence.seed)
-            self._running.append(sequence)
+        while self._waiting and self._free_slots:
+            sequence = self._waiting[0]
+            found = self._prefixes.find(sequence.prefix_keys, drafts=sequence.shape.budget > 0)
+            own_pages = self._pages_of(sequence) - len(found)
+            if not self._prefixes.fits(found, own_pages):
+                return
+            self._waiting.popleft()
+            self._seat(sequence, found, own_pages)
+
+    def _seat(self, sequence: Sequence, found: list[KeptPage], own_pages: int) -> None:
+        sequence.slot = self._free_slots.pop(0)
+        sequence.pages = self._prefixes.take(found, own_pages)
+        cached = len(found) * self._pool.page_tokens
+        sequence.prefilled = sequence.committed = sequence.stats.cached_tokens = cached
+        sequence.drafted = cached if sequence.shape.budget else 0
+        self._prefixes.note_prompt(len(sequence.prompt), cached)
+        self._state.seat(sequence.slot, sequence.prompt, sequence.pages, sequence.params, sequence.seed, cached)
+        self._running.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._pool.give_back(sequence.pages)
+        self._publish(sequence, [*sequence.prompt, *sequence.output][: sequence.committed])
+        self._prefixes.release(sequence.pages)
         self._free_slots.append(sequence.slot)
         self._free_slots.sort()
+
+    def _publish(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Let later sequences find the full pages of ``tokens``, which are a beginning of the sequence's own."""
+        if not sequence.is_sound:
+            return
+        keys = self._prefixes.keys(tokens, self._kind_of(sequence), sequence.prefix_keys)
+        self._prefixes.publish(keys, sequence.pages, sequence.drafted // self._pool.page_tokens)
+
+    def _kind_of(self, sequence: Sequence) -> int:
+        """What of a prompt's length its keys and values depend on."""
+        ropes = [self._target.rope] + ([self._drafter.rope] if self._drafter else [])
+        return max(rope.length_kind(len(sequence.prompt)) for rope in ropes)
 
     def _prefill(self, group: list[Sequence]) -> "Prefilling":
         """Commit the next prompt tokens of each sequence; those whose prompt ends choose their first token."""
@@ -169,6 +212,9 @@ class Scheduler:
             packed = self._runner.prefill(slots, chunks, kind, bound)
         for sequence, chunk in zip(group, chunks, strict=True):
             sequence.prefilled = sequence.committed = sequence.prefilled + len(chunk)
+            sequence.drafted = sequence.committed if kind.drafts else sequence.drafted
+            if sequence.is_prefilled:
+                self._publish(sequence, sequence.prompt)
         return Prefilling(group, Flight(packed, 1, began) if packed is not None else None)
 
     def _prefill_groups(self) -> list[list[Sequence]]:
@@ -264,18 +310,20 @@ class Scheduler:
             if sequence.finish_reason or sequence not in self._running:
                 continue
             got.append(sequence)
-            forecasts = len(CUTS) * depths if isinstance(work, Decoding) and work.shape.forecasts else 0
+            forecasts = len(CUTS) * (depths + 1) if isinstance(work, Decoding) and work.shape.forecasts else 0
             taken = sequence.extend(landed.tokens, landed.extra[forecasts:])
             if isinstance(work, Prefilling):
                 sequence.stats.ttft_ms = 1e3 * (now - sequence.arrived)
                 continue
+            if work.shape.budget or work.shape.follows:
+                sequence.drafted = sequence.committed  # the round began by writing the context up to its root
             sequence.committed += len(landed.tokens)
             sequence.stats.accepted_lengths.append(taken)
             sequence.stats.round_ms.append(elapsed_ms)
             sequence.stats.round_budgets.append(work.shape.budget)
             if work.shape.forecasts and self._drafter is not None:
-                promised = read_forecast(landed.extra[:forecasts], depths)
-                self._policy.learn(sequence.outlook, work.shape.budget, promised, landed.accepted)
+                forecast = read_forecast(landed.extra[:forecasts], depths)
+                self._policy.learn(sequence.outlook, work.shape.budget, forecast)
             if sequence.record_trees:
                 sequence.trees.append(_trace(work.launched, row))
         return got

@@ -24,8 +24,11 @@ class Sequence:
         end_token_ids: tokens that end the answer.
         token_limit: prompt and answer together have at most so many tokens.
         shape: how its rounds draft.
+        prefix_keys: keys of the prompt's full pages in the `PrefixCache`.
         prefilled: prompt tokens committed so far.
         committed: tokens whose keys and values are cached.
+        drafted: tokens whose context the drafter has in its cache.
+        is_sound: its pages hold what they should; false after a fault.
         output: generated tokens, as cut by the stop.
         text: their text, as cut by a stop string.
         logprobs: of the generated tokens, where they are wanted.
@@ -48,8 +51,11 @@ class Sequence:
     arrived: float = field(default_factory=time.perf_counter)
     slot: int = -1
     pages: list[int] = field(default_factory=list)
+    prefix_keys: list[bytes] = field(default_factory=list)
     prefilled: int = 0
     committed: int = 0
+    drafted: int = 0
+    is_sound: bool = True
     output: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -11,9 +11,12 @@ from ddtree.engine.speculation import MAX_BUDGET
 from ddtree.kernels.choose import SamplingTensors
 from ddtree.kernels.noise import seed_key
 from ddtree.kernels.paged import TRASH_PAGE
+from ddtree.kernels.seats import Seats
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
 from ddtree.models.target_config import LayerShape
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True)
@@ -44,25 +47,17 @@ class SamplingFlags:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Seats):
     """The sequences of one round, as rows of the state.
 
     Attributes:
         slots: int64 ``[batch]``, rows of `DeviceState`.
-        block_table: int64 ``[batch, pages]``.
-        committed: int64 ``[batch]``, tokens whose keys and values are in the target's cache.
-        roots: int64 ``[batch]``, the token at position ``committed``.
-        prompt_tokens: int64 ``[batch]``.
         sampling: how each sequence chooses; None where all take the argmax.
         tells_logprobs: the host wants log-probabilities along with the tokens.
         context_bound: no sequence has committed more than this (known to the host).
     """
 
     slots: torch.Tensor
-    block_table: torch.Tensor
-    committed: torch.Tensor
-    roots: torch.Tensor
-    prompt_tokens: torch.Tensor
     sampling: SamplingTensors | None
     tells_logprobs: bool
     context_bound: int
@@ -94,7 +89,7 @@ class DeviceState:
         max_model_len: int,
         draft_window: int | None,
     ) -> None:
-        device = target.device
+        device, self._take_seats = target.device, target.kernels.take_seats
         self.page_tokens, self.max_model_len, self.vocab_size = page_tokens, max_model_len, target.config.vocab_size
         self.draft_window = draft_window
         self.target_cache = _cache(target.config.n_layers, n_pages * page_tokens, target.config.layer, target)
@@ -107,8 +102,8 @@ class DeviceState:
         self.committed = per_slot(torch.int64)
         self.roots = per_slot(torch.int64)
         self.prompt_tokens = per_slot(torch.int64)
-        self.temperature, self.top_p, self.min_p = (per_slot(torch.float32) for _ in range(3))
-        self.repetition, self.presence, self.frequency = (per_slot(torch.float32) for _ in range(3))
+        self.pending_taps = per_slot(torch.int64)
+        self._sampling_numbers = torch.zeros(len(_NUMBERS), slots, device=device)
         self.top_k, self.seed_keys = per_slot(torch.int64), per_slot(torch.int32)
         self._output_counts: torch.Tensor | None = None
         self._in_prompt: torch.Tensor | None = None
@@ -125,27 +120,29 @@ class DeviceState:
                 dtype=target.dtype,
                 device=device,
             )
-            self.pending_taps = per_slot(torch.int64)
+            self._both_ways = torch.ones((drafter.config.block_size,) * 2, dtype=torch.bool, device=device)
 
     def on_device(self, values: Seq[int] | Seq[Seq[int]]) -> torch.Tensor:
         """int64 numbers of the host, copied without waiting for the device."""
-        numbers = torch.tensor(values, dtype=torch.int64)
+        return self._sent(torch.tensor(values, dtype=torch.int64))
+
+    def _sent(self, numbers: torch.Tensor) -> torch.Tensor:
         if self.committed.device.type == "cuda":
             return numbers.pin_memory().to(self.committed.device, non_blocking=True)
         return numbers
 
-    def seat(self, slot: int, prompt: Seq[int], pages: Seq[int], params: SamplingParams, seed: int) -> None:
-        """Give a slot to a new sequence."""
+    def seat(
+        self, slot: int, prompt: Seq[int], pages: Seq[int], params: SamplingParams, seed: int, committed: int = 0
+    ) -> None:
+        """Give a slot to a new sequence, whose first ``committed`` tokens are in its pages already."""
         self.block_table[slot] = TRASH_PAGE
         self.block_table[slot, : len(pages)] = self.on_device(pages)
-        self.committed[slot] = 0
+        self.committed[slot] = committed
         self.prompt_tokens[slot] = len(prompt)
-        if self.drafter_cache is not None:
-            self.pending_taps[slot] = 0
-        self.temperature[slot], self.top_p[slot], self.min_p[slot] = params.temperature, params.top_p, params.min_p
+        self.pending_taps[slot] = 0
+        numbers = torch.tensor([getattr(params, name) for name in _NUMBERS], dtype=torch.float32)
+        self._sampling_numbers[:, slot] = self._sent(numbers)
         self.top_k[slot], self.seed_keys[slot] = min(params.top_k, self.vocab_size), seed_key(seed)
-        self.repetition[slot] = params.repetition_penalty
-        self.presence[slot], self.frequency[slot] = params.presence_penalty, params.frequency_penalty
         if params.penalises and self._output_counts is None:
             shape = (self.committed.shape[0], self.vocab_size)
             self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self.committed.device)
@@ -162,7 +159,7 @@ class DeviceState:
             if params.logit_bias:
                 values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
                 places = self.on_device(list(params.logit_bias))
-                self._logit_bias[slot, places] = values.to(self.committed.device, non_blocking=True)
+                self._logit_bias[slot, places] = self._sent(values)
 
     def row_numbers(self, batch: int, rows: int) -> torch.Tensor:
         """int64 ``[batch, rows]``: 0, 1, 2 ... in every row, as a view of one tensor."""
@@ -173,20 +170,19 @@ class DeviceState:
         """The last slot, which belongs to no sequence and fills up batches."""
         return self.committed.shape[0] - 1
 
-    def empty_spare_slot(self) -> None:
-        """Set the spare slot back to no tokens, so that it never outgrows its block table."""
-        self.committed[-1:].zero_()
-        if self.drafter_cache is not None:
-            self.pending_taps[-1:].zero_()
+    def block_sees(self, batch: int) -> torch.Tensor:
+        """bool ``[batch, block_size, block_size]``: every row of a drafter's block sees every other."""
+        return self._both_ways.expand(batch, -1, -1)
 
     def select(self, slots: torch.Tensor, flags: SamplingFlags, context_bound: int) -> Batch:
-        """The round's view of some slots, int64 ``[batch]``."""
+        """The round's view of some slots, int64 ``[batch]``; the spare slot is emptied."""
+        seats = self._take_seats(
+            slots, self.block_table, self.committed, self.roots, self.prompt_tokens, self.pending_taps,
+            self.max_model_len,
+        )  # fmt: skip
         return Batch(
+            **vars(seats),
             slots=slots,
-            block_table=self.block_table[slots],
-            committed=self.committed[slots],
-            roots=self.roots[slots],
-            prompt_tokens=self.prompt_tokens[slots],
             sampling=self._sampling(slots, flags) if flags.any_chosen_otherwise else None,
             tells_logprobs=flags.any_logprobs,
             context_bound=context_bound,
@@ -196,14 +192,15 @@ class DeviceState:
         counts, in_prompt = None, None
         if flags.any_penalised and self._output_counts is not None and self._in_prompt is not None:
             counts, in_prompt = self._output_counts[slots], self._in_prompt[slots]
+        temperature, top_p, min_p, repetition, presence, frequency = self._sampling_numbers[:, slots].unbind()
         return SamplingTensors(
-            temperature=self.temperature[slots],
+            temperature=temperature,
             top_k=self.top_k[slots],
-            top_p=self.top_p[slots],
-            min_p=self.min_p[slots],
-            repetition=self.repetition[slots],
-            presence=self.presence[slots],
-            frequency=self.frequency[slots],
+            top_p=top_p,
+            min_p=min_p,
+            repetition=repetition,
+            presence=presence,
+            frequency=frequency,
             seed_keys=self.seed_keys[slots],
             output_counts=counts,
             in_prompt=in_prompt,

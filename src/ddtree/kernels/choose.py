@@ -1,5 +1,6 @@
 """The target's choice after each row: argmax, or a sample after penalties and filters (slow twin)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,11 +65,7 @@ def choose(
     """
     if sampling is None:
         return (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).argmax(-1)
-    logits = logits.float()
-    if sampling.logit_bias is not None:
-        logits = logits + sampling.logit_bias[:, None]
-    if sampling.output_counts is not None and sampling.in_prompt is not None:
-        logits = _penalise(logits, sampling, tree)
+    logits = adjust(logits.float(), sampling, tree)
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
     greedy = logits.argmax(-1)
@@ -80,6 +77,20 @@ def choose(
         scaled = _filter(scaled, sampling)
     scaled = scaled + gumbel_noise(sampling.seed_keys, committed[:, None] + tree.depths + 1, logits.shape[-1])
     return torch.where(temperature[..., 0] > 0, scaled.argmax(-1), greedy)
+
+
+def adjust(logits: torch.Tensor, sampling: SamplingTensors, tree: TreeTensors) -> torch.Tensor:
+    """Float32 logits after bias and penalties."""
+    if sampling.logit_bias is not None:
+        logits = logits + sampling.logit_bias[:, None]
+    if sampling.output_counts is not None and sampling.in_prompt is not None:
+        logits = _penalise(logits, sampling, tree)
+    return logits
+
+
+def running_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sums up to and including each number of the last axis."""
+    return x.cumsum(-1)
 
 
 def _penalise(logits: torch.Tensor, sampling: SamplingTensors, tree: TreeTensors) -> torch.Tensor:
@@ -96,14 +107,20 @@ def _penalise(logits: torch.Tensor, sampling: SamplingTensors, tree: TreeTensors
     return logits - sampling.presence[:, None, None] * generated
 
 
-def _filter(scaled: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+def _filter(
+    scaled: torch.Tensor,
+    sampling: SamplingTensors,
+    running_sum: Callable[[torch.Tensor], torch.Tensor] = running_sum,
+) -> torch.Tensor:
     """Top-k, then top-p, then min-p; dropped tokens get -inf. The best token always stays."""
     values, ids = scaled.sort(dim=-1, descending=True, stable=True)  # stable: equal values keep the lower id first
     rank = torch.arange(values.shape[-1], device=values.device)
     top_k = sampling.top_k[:, None, None]
     kept = (rank < top_k) | (top_k == 0)
     probs = values.masked_fill(~kept, -torch.inf).softmax(-1)
-    before = probs.cumsum(-1) - probs
-    kept = kept & ((before < sampling.top_p[:, None, None]) | (rank == 0))
+    before = running_sum(probs) - probs
+    top_p = sampling.top_p[:, None, None]
+    # A sequence without this filter keeps all, even where the sum of probabilities is rounded up to 1.
+    kept = kept & ((before < top_p) | (top_p >= 1) | (rank == 0))
     kept = kept & ((probs >= sampling.min_p[:, None, None] * probs[..., :1]) | (rank == 0))
     return torch.full_like(scaled, -torch.inf).scatter_(-1, ids, values.masked_fill(~kept, -torch.inf))

@@ -2,9 +2,12 @@
 
 Bias, filters and penalties are the twin's."""
 
+from collections.abc import Callable
+
 import torch
 
 from ddtree.kernels import choose as twin
+from ddtree.kernels.arrivals import arrival_counters
 from ddtree.kernels.choose import SamplingTensors
 from ddtree.kernels.cuda_module import cuda_module
 from ddtree.kernels.tree_tensors import TreeTensors
@@ -19,18 +22,17 @@ def choose(
     tree: TreeTensors,
     committed: torch.Tensor,
     allowed: torch.Tensor | None = None,
+    running_sum: Callable[[torch.Tensor], torch.Tensor] = twin.running_sum,
 ) -> torch.Tensor:
     """See `ddtree.kernels.choose.choose`; bfloat16 logits stay so where there is neither bias, penalty nor filter."""
-    if sampling is not None and sampling.logit_bias is not None:
-        logits = logits.float() + sampling.logit_bias[:, None]
-    if sampling is not None and sampling.output_counts is not None:
-        logits = twin._penalise(logits.float(), sampling, tree)
+    if sampling is not None and (sampling.logit_bias is not None or sampling.output_counts is not None):
+        logits = twin.adjust(logits.float(), sampling, tree)
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
     filtered = sampling is not None and sampling.any_sampled and sampling.any_filtered
     if sampling is not None and filtered:
         temperature = sampling.temperature[:, None, None]
-        logits = twin._filter(logits.float() / torch.where(temperature > 0, temperature, 1.0), sampling)
+        logits = twin._filter(logits.float() / torch.where(temperature > 0, temperature, 1.0), sampling, running_sum)
     batch, rows, vocab = logits.shape
     if logits.dtype != torch.bfloat16:
         logits = logits.float()
@@ -41,7 +43,7 @@ def choose(
     per_block = -(-vocab // chunks)
     chosen = torch.empty(batch, rows, dtype=torch.int64, device=device)
     partial = torch.empty(batch * rows * chunks, dtype=torch.int64, device=device)
-    arrived = torch.zeros(batch * rows, dtype=torch.int32, device=device)
+    arrived = arrival_counters("choose", batch * rows, device)
     samples = sampling is not None and sampling.any_sampled
     temperatures, seed_keys = (sampling.temperature, sampling.seed_keys) if sampling is not None else (None, None)
     module = cuda_module("choose.cu", device, LOGIT_BF16=int(logits.dtype == torch.bfloat16), SAMPLED=int(samples))

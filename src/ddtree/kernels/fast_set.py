@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
 from ddtree.kernels.kernel_set import KernelSet
 
@@ -20,7 +21,7 @@ def _load(module: str, name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _lazy(module: str, name: str) -> Callable[..., Any]:
+def lazy(module: str, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return _load(module, name)(*args, **kwargs)
 
@@ -31,24 +32,27 @@ def _lazy(module: str, name: str) -> Callable[..., Any]:
 
 FAST = KernelSet(
     name="fast",
-    rms_norm=_lazy("norm_triton", "rms_norm"),
-    add_rms_norm=_lazy("norm_triton", "add_rms_norm"),
-    rotate_and_write=_lazy("rotary_triton", "rotate_and_write"),
-    silu_mul=_lazy("activation_triton", "silu_mul"),
-    attend_input=_lazy("layer_products_cuda", "attend_input"),
-    feed_forward_input=_lazy("layer_products_cuda", "feed_forward_input"),
-    add_linear=_lazy("layer_products_cuda", "add_linear"),
-    write_context=_lazy("rotary_triton", "write_context"),
-    tree_attention=_lazy("tree_attention_cuda", "TreeAttention"),
-    top_log_probs=_lazy("top_log_probs_cuda", "top_log_probs"),
-    build_tree=_lazy("tree_build_cuda", "build_tree"),
-    choose=_lazy("choose_cuda", "choose"),
-    walk_tree=_lazy("tree_walk_cuda", "walk_tree"),
-    move_rows=_lazy("paged_triton", "move_rows"),
-    place_rows=_lazy("placement_cuda", "place_rows"),
-    advance=_lazy("advance_cuda", "advance"),
-    keep_taps=_lazy("advance_cuda", "keep_taps"),
-    forecast=_lazy("forecast_cuda", "forecast"),
+    linear=linear,
+    rms_norm=lazy("norm_triton", "rms_norm"),
+    add_rms_norm=lazy("norm_triton", "add_rms_norm"),
+    rotate_and_write=lazy("rotary_triton", "rotate_and_write"),
+    silu_mul=lazy("activation_triton", "silu_mul"),
+    attend_input=lazy("layer_products_cuda", "attend_input"),
+    feed_forward_input=lazy("layer_products_cuda", "feed_forward_input"),
+    add_linear=lazy("layer_products_cuda", "add_linear"),
+    write_context=lazy("rotary_triton", "write_context"),
+    tree_attention=lazy("tree_attention_cuda", "TreeAttention"),
+    top_log_probs=lazy("top_log_probs_cuda", "top_log_probs"),
+    build_tree=lazy("tree_build_cuda", "build_tree"),
+    choose=lazy("choose_cuda", "choose"),
+    walk_tree=lazy("tree_walk_cuda", "walk_tree"),
+    move_rows=lazy("paged_triton", "move_rows"),
+    place_rows=lazy("placement_cuda", "place_rows"),
+    advance=lazy("advance_cuda", "advance"),
+    keep_taps=lazy("advance_cuda", "keep_taps"),
+    forecast=lazy("forecast_cuda", "forecast"),
+    take_seats=lazy("seats_cuda", "take_seats"),
+    embed_rows=lazy("embedding_cuda", "embed_rows"),
 )
 
 

@@ -1,25 +1,44 @@
-"""What a tree promised: the drafter's probability of accepted nodes, by budget and depth (slow twin)."""
+"""What a tree promised and what it held, by budget (slow twin)."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
 from ddtree.kernels.tree_tensors import TreeTensors
+from ddtree.kernels.tree_walk import AcceptedPaths
 
 UNIT = 2**24
 """Probabilities travel as whole numbers of this unit, in one tensor with the tokens."""
 
 
-def forecast(tree: TreeTensors, cuts: tuple[int, ...], depths: int) -> torch.Tensor:
-    """Sums of node probabilities over the best ``cut`` nodes, depth by depth.
+@dataclass(frozen=True)
+class Forecast:
+    """A round of one sequence, seen as the round of each smaller budget.
 
-    Nodes stand best first, so the first rows of a tree are the tree of a smaller budget.
+    Attributes:
+        masses: float64 ``[cuts, depths]``, the drafter's probability that a node of that depth is accepted.
+        held: int64 ``[cuts]``, accepted nodes that the smaller tree would have had as well.
+    """
+
+    masses: np.ndarray
+    held: np.ndarray
+
+
+def forecast(tree: TreeTensors, path: AcceptedPaths, cuts: tuple[int, ...], depths: int) -> torch.Tensor:
+    """Sums of node probabilities over the best ``cut`` nodes, depth by depth, and how many of these were accepted.
+
+    Nodes stand best first, so the first rows of a tree are the tree of a smaller budget, and what the target accepted
+    of them is what it would have accepted of that one.
 
     Args:
         tree: built trees.
+        path: what the target accepted.
         cuts: budgets to tell about; those above the tree's own repeat its sums.
         depths: depths of a tree.
 
     Returns:
-        int64 ``[batch, len(cuts) * depths]`` in units of ``1 / UNIT``.
+        int64 ``[batch, len(cuts) * (depths + 1)]``: for each cut the sums in units of ``1 / UNIT``, then the count.
     """
     batch, rows = tree.scores.shape
     probabilities = tree.scores[:, 1:].exp()  # 0 for dead rows
@@ -28,10 +47,16 @@ def forecast(tree: TreeTensors, cuts: tuple[int, ...], depths: int) -> torch.Ten
         2, depth[..., None], probabilities[..., None]
     )
     sums = by_depth.cumsum(1)
-    told = torch.stack([sums[:, min(cut, rows - 1) - 1] for cut in cuts], dim=1)
-    return (told * UNIT).long().flatten(1)
+    step = torch.arange(1, path.rows.shape[1], device=path.rows.device)
+    accepted = step <= path.accepted[:, None]
+    told = []
+    for cut in cuts:
+        held = (accepted & (path.rows[:, 1:] <= cut)).sum(1, keepdim=True)
+        told += [(sums[:, min(cut, rows - 1) - 1] * UNIT).long(), held]
+    return torch.cat(told, dim=1)
 
 
-def read_forecast(numbers: list[int], depths: int) -> list[list[float]]:
-    """The sums of one sequence, per cut and depth."""
-    return [[n / UNIT for n in numbers[i : i + depths]] for i in range(0, len(numbers), depths)]
+def read_forecast(numbers: list[int], depths: int) -> Forecast:
+    """The forecast of one sequence's round."""
+    table = np.array(numbers).reshape(-1, depths + 1)
+    return Forecast(table[:, :depths] / UNIT, table[:, depths])

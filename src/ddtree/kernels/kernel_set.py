@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
 from ddtree.kernels.activation import silu_mul
 from ddtree.kernels.advance import Moves, advance, keep_taps
 from ddtree.kernels.choose import choose
+from ddtree.kernels.embedding import embed_rows
 from ddtree.kernels.forecast import forecast
 from ddtree.kernels.layer_products import add_linear, attend_input, feed_forward_input
 from ddtree.kernels.norm import add_rms_norm, rms_norm
 from ddtree.kernels.paged import move_rows
 from ddtree.kernels.placement import Placement, place_rows
 from ddtree.kernels.rotary import rotate_and_write, write_context
+from ddtree.kernels.seats import Seats, take_seats
 from ddtree.kernels.top_log_probs import top_log_probs
 from ddtree.kernels.tree_attention import TreeAttention
 from ddtree.kernels.tree_build import build_tree
@@ -23,9 +26,14 @@ from ddtree.kernels.tree_walk import walk_tree
 
 @dataclass(frozen=True)
 class KernelSet:
-    """One implementation of each kernel; all sets compute the same functions."""
+    """One implementation of each kernel; all sets compute the same functions.
+
+    Attributes:
+        is_exact: what becomes of a row depends on that row, its keys and the weights alone, to the last bit.
+    """
 
     name: str
+    linear: Callable[..., torch.Tensor]
     rms_norm: Callable[..., torch.Tensor]
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     rotate_and_write: Callable[..., torch.Tensor]
@@ -44,10 +52,14 @@ class KernelSet:
     advance: Callable[..., Moves]
     keep_taps: Callable[..., None]
     forecast: Callable[..., torch.Tensor]
+    take_seats: Callable[..., Seats]
+    embed_rows: Callable[..., torch.Tensor]
+    is_exact: bool = False
 
 
 TWINS = KernelSet(
     name="torch",
+    linear=linear,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rotate_and_write=rotate_and_write,
@@ -66,4 +78,6 @@ TWINS = KernelSet(
     advance=advance,
     keep_taps=keep_taps,
     forecast=forecast,
+    take_seats=take_seats,
+    embed_rows=embed_rows,
 )

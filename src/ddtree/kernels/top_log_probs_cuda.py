@@ -3,6 +3,7 @@
 import torch
 
 from ddtree.kernels import top_log_probs as twin
+from ddtree.kernels.arrivals import arrival_counters
 from ddtree.kernels.cuda_module import cuda_module
 
 MAX_K, MAX_VOCAB = 128, 32 * 256 * 32
@@ -26,7 +27,7 @@ def top_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     ids = torch.empty(batch, depths, k, dtype=torch.int64, device=device)
     partial_keys = torch.empty(rows * chunks * k, dtype=torch.int64, device=device)
     partial_sums = torch.empty(rows * chunks * 2, device=device)
-    arrived = torch.zeros(rows, dtype=torch.int32, device=device)
+    arrived = arrival_counters("top_log_probs", rows, device)
     module = cuda_module(
         "top_log_probs.cu", device,
         LOGIT_BF16=int(logits.dtype == torch.bfloat16), PER_THREAD=per_thread, MAX_K=64 if k <= 64 else 128,

@@ -1,6 +1,7 @@
 """A batch of draft trees as tensors of one shape."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -52,14 +53,15 @@ def root_only(roots: torch.Tensor) -> TreeTensors:
     Args:
         roots: int64 ``[batch]``.
     """
-    zeros = torch.zeros_like(roots)[:, None]
-    return TreeTensors(
-        tokens=roots[:, None],
-        parents=zeros,
-        depths=zeros,
-        scores=zeros.float(),
-        ancestors=torch.ones_like(zeros, dtype=torch.bool)[:, None],
-    )
+    zeros, scores, ancestors = _of_roots(len(roots), roots.device)
+    return TreeTensors(roots[:, None], zeros, zeros, scores, ancestors)
+
+
+@cache
+def _of_roots(batch: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What trees without nodes have in common, made once: read only."""
+    zeros = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+    return zeros, zeros.float(), torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
 
 
 def sees(parents: torch.Tensor, max_depth: int) -> torch.Tensor:

@@ -64,13 +64,14 @@ class Drafter:
             logits ``[batch, block_size - 1, vocab]`` in the model's type, for depths 1 .. block_size - 1: slot j speaks
             of its own position, there is no shift.
         """
-        block = roots.new_full((roots.shape[0], self.config.block_size), self.config.mask_token_id)
-        block[:, 0] = roots
+        block = self.kernels.embed_rows(
+            self.target.embedding, roots[:, None], self.config.block_size, self.config.mask_token_id
+        )
         last, _ = run_layers(
-            self.target.embed(block), self.layers, self.final_norm, self.config.layer, run, cache,
+            block, self.layers, self.final_norm, self.config.layer, run, cache,
             self.config.sliding_windows, self.kernels,
         )  # fmt: skip
-        return self.target.logits(last[:, 1:])
+        return self.target.logits(last[:, 1:], self.kernels)
 
 
 def load_drafter(

@@ -143,6 +143,11 @@ class RotaryEmbedding:
         """Factor on cosines and sines."""
         return self._scale
 
+    def length_kind(self, prompt_tokens: int) -> int:
+        """0, or a number that differs where prompts of two lengths get different angles for the same positions."""
+        is_short = prompt_tokens <= min(self.settings.original_max_positions, self.settings.max_positions)
+        return 0 if is_short or self.settings.rope_type not in LENGTH_DEPENDENT else prompt_tokens
+
     def frequencies(self, positions: Callable[[], torch.Tensor], prompt_tokens: torch.Tensor) -> torch.Tensor:
         """Angle per position step.
 
@@ -157,5 +162,9 @@ class RotaryEmbedding:
             return self._inv_freq
         lengths = torch.maximum(positions() + 1, prompt_tokens[:, None])[..., None]
         if self.settings.rope_type == "dynamic":
-            return self._frequencies(lengths)[0]
+            if lengths.device.type != "cpu":
+                return self._frequencies(lengths)[0]
+            # On the CPU a power is rounded otherwise in a full vector than in what is left over: each length by itself.
+            each, index = lengths[..., 0].unique(return_inverse=True)
+            return torch.stack([self._frequencies(length[None])[0] for length in each])[index]
         return torch.where(lengths > self.settings.original_max_positions, self._long_inv_freq, self._inv_freq)

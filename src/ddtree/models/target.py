@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.nn.functional import embedding, linear
 
 from ddtree.errors import UserError
 from ddtree.kernels.kernel_set import TWINS, KernelSet
@@ -49,7 +48,7 @@ class Target:
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """``[batch, rows]`` token ids to ``[batch, rows, hidden]``."""
-        return embedding(tokens, self.embedding)
+        return self.kernels.embed_rows(self.embedding, tokens)
 
     def forward(self, tokens: torch.Tensor, run: Pass, cache: torch.Tensor, tap_layers: tuple[int, ...] = ()) -> Hidden:
         """Run the decoder over new rows.
@@ -66,10 +65,10 @@ class Target:
         )  # fmt: skip
         return Hidden(last, taps if tap_layers else None)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., hidden]`` to logits ``[..., vocab]`` in the model's type."""
+    def logits(self, hidden: torch.Tensor, kernels: KernelSet | None = None) -> torch.Tensor:
+        """``[..., hidden]`` to logits ``[..., vocab]`` in the model's type, by the target's kernels or by others."""
         # As one flat product: a sliced batch would make torch copy the whole head on the CPU.
-        flat = linear(hidden.reshape(-1, hidden.shape[-1]), self.head)
+        flat = (kernels or self.kernels).linear(hidden.reshape(-1, hidden.shape[-1]), self.head)
         return flat.view(*hidden.shape[:-1], -1)
 
 

@@ -44,6 +44,12 @@ class Tokenizer:
         _check_unicode(text)
         return list(self._hf(text).input_ids)
 
+    @property
+    def chat_template(self) -> str:
+        """The model's chat template in Jinja; empty where there is none, or several by name."""
+        template = self._hf.chat_template
+        return template if isinstance(template, str) else ""
+
     @cached_property
     def template_variables(self) -> frozenset[str]:
         """Variables that the model's chat template reads, beside those that are always set; empty without a template.

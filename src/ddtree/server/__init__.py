@@ -7,6 +7,6 @@ rounds (`engine_thread`). Orders go one way through a queue, what was written co
 
 from ddtree.server.app import create_app
 from ddtree.server.run import serve
-from ddtree.server.settings import ApiKeys, ServerSettings, read_api_keys
+from ddtree.server.settings import ApiKeys, ServerSettings, api_key, read_api_keys
 
-__all__ = ["ApiKeys", "ServerSettings", "create_app", "read_api_keys", "serve"]
+__all__ = ["ApiKeys", "ServerSettings", "api_key", "create_app", "read_api_keys", "serve"]

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from ddtree.engine import Completion, TokenLogprob
 from ddtree.models.tokenizer import Tokenizer
 from ddtree.server.job import Delta
 from ddtree.server.told_logprobs import chat_logprobs, completion_logprobs
+from ddtree.server.tool_call_stream import ToolCallStream
 
 
 class AnswerFormat(Protocol):
@@ -26,8 +28,8 @@ class AnswerFormat(Protocol):
         """The choice of a first chunk, where there is one before any text."""
         ...
 
-    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
-        """The choice of a chunk."""
+    def pieces(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+        """The choices of the chunks that a delta brings, often one; the last of an answer has its finish reason."""
         ...
 
     def whole(self, index: int, completion: Completion) -> dict[str, Any]:
@@ -46,29 +48,46 @@ class ChatFormat:
     model: str
     tokenizer: Tokenizer
     tells_logprobs: bool
+    may_call: bool = False
     endpoint: str = "/v1/chat/completions"
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
+    _calls: defaultdict[int, ToolCallStream] = field(default_factory=lambda: defaultdict(ToolCallStream))
 
     def opening(self, index: int) -> dict[str, Any] | None:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
-        reason = delta.completion.finish_reason if delta.completion else None
-        return {
-            "index": index,
-            "delta": {"content": delta.text} if delta.text or not reason else {},
-            "logprobs": self._logprobs(delta.logprobs),
-            "finish_reason": reason,
-        }
+    def pieces(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+        done, calls = delta.completion, self._calls[index]
+        if self.may_call:
+            told = calls.push(delta.text, is_last=done is not None)
+        else:
+            told = [{"content": delta.text}] if delta.text else []
+        if done is not None or (delta.logprobs and not told):
+            told = told or [{}]
+        choices: list[dict[str, Any]] = [
+            {"index": index, "delta": each, "logprobs": None, "finish_reason": None} for each in told
+        ]
+        if choices:
+            choices[0]["logprobs"] = self._logprobs(delta.logprobs)
+        if done is not None:
+            choices[-1]["finish_reason"] = _reason(done, calls)
+        return choices
 
     def whole(self, index: int, completion: Completion) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        calls = ToolCallStream()
+        if self.may_call:
+            calls.push(completion.text, is_last=True)
+            message["content"] = calls.content
+            if calls.calls:
+                message |= {"content": calls.content or None, "tool_calls": [call.told() for call in calls.calls]}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(completion.logprobs),
-            "finish_reason": completion.finish_reason,
+            "finish_reason": _reason(completion, calls),
         }
 
     def body(self, choices: list[dict[str, Any]], *, is_chunk: bool) -> dict[str, Any]:
@@ -77,6 +96,11 @@ class ChatFormat:
 
     def _logprobs(self, told: list[TokenLogprob]) -> dict[str, Any] | None:
         return chat_logprobs(self.tokenizer, told) if self.tells_logprobs else None
+
+
+def _reason(completion: Completion, calls: ToolCallStream) -> str:
+    """A call that was cut off, by a limit or a stop string, keeps the reason of the cut."""
+    return "tool_calls" if calls.is_whole and completion.finish_reason == "stop" else completion.finish_reason
 
 
 @dataclass
@@ -94,9 +118,11 @@ class CompletionFormat:
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
+    def pieces(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+        if delta.completion is None and not delta.text and not (delta.logprobs and self.tells_logprobs):
+            return []
         reason = delta.completion.finish_reason if delta.completion else None
-        return self._choice(index, delta.text, delta.logprobs, reason)
+        return [self._choice(index, delta.text, delta.logprobs, reason)]
 
     def whole(self, index: int, completion: Completion) -> dict[str, Any]:
         return self._choice(index, completion.text, completion.logprobs, completion.finish_reason)

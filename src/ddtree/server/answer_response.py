@@ -61,7 +61,7 @@ class AnswerResponse(Response):
                 done[index] = delta.completion
         completions = [done[index] for index in sorted(done)]
         body = self._dress.body([self._dress.whole(*item) for item in enumerate(completions)], is_chunk=False)
-        body |= {"usage": usage(sum(self._plan.prompt_lengths), completions), "ddtree": ddtree_stats(completions)}
+        body |= {"usage": usage(self._plan.prompt_lengths, completions), "ddtree": ddtree_stats(completions)}
         raw = _json(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
@@ -95,15 +95,15 @@ class AnswerResponse(Response):
         async for index, delta in self._deltas(answer):
             if delta.completion is not None:
                 done[index] = delta.completion
-            elif not delta.text and not delta.logprobs:
-                continue  # nothing to show yet: half a character, or what may become a stop string
-            chunk = dress.body([dress.piece(index, delta)], is_chunk=True) | with_usage
-            if len(done) == n and not self._plan.include_usage:
-                chunk["ddtree"] = ddtree_stats([done[i] for i in range(n)])
-            yield chunk
+            # None where there is nothing to show yet: half a character, or what may become a stop string.
+            for choice in dress.pieces(index, delta):
+                chunk = dress.body([choice], is_chunk=True) | with_usage
+                if len(done) == n and choice["finish_reason"] and not self._plan.include_usage:
+                    chunk["ddtree"] = ddtree_stats([done[i] for i in range(n)])
+                yield chunk
         if self._plan.include_usage:
             completions = [done[i] for i in range(n)]
-            told = {"usage": usage(sum(self._plan.prompt_lengths), completions), "ddtree": ddtree_stats(completions)}
+            told = {"usage": usage(self._plan.prompt_lengths, completions), "ddtree": ddtree_stats(completions)}
             yield dress.body([], is_chunk=True) | told
 
     async def _deltas(self, answer: Answer) -> AsyncIterator[tuple[int, Delta]]:

@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -21,7 +21,23 @@ from ddtree.server.answer_response import AnswerResponse
 from ddtree.server.api_error import ApiError
 from ddtree.server.body import read_body
 from ddtree.server.facts import server_info
-from ddtree.server.gate import Gate
+from ddtree.server.gate import OPEN_PATHS, Gate
+from ddtree.server.openapi import (
+    KEY_SCHEME,
+    OF_ANSWERS,
+    OF_BODIES,
+    OF_EVERY_ROUTE,
+    Alive,
+    ChatCompletion,
+    Models,
+    Ready,
+    Text,
+    TextCompletion,
+    Tokens,
+    errors,
+    streams,
+)
+from ddtree.server.openapi import Model as ModelBody
 from ddtree.server.plan import chat_tokens, check_model, plan_chat, plan_completion, text_tokens
 from ddtree.server.request_error import on_fault, on_http_error, on_user_error
 from ddtree.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -76,25 +92,28 @@ def _add_generation(app: FastAPI, service: Callable[[], Service]) -> None:
     def dress() -> tuple[str, Tokenizer]:
         return service().settings.model_name, service().open_engine().tokenizer
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses={200: {"model": Models}} | errors(*OF_EVERY_ROUTE))
     async def models() -> JSONResponse:
         """The one model there is."""
         return JSONResponse({"object": "list", "data": [_model(service())]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses={200: {"model": ModelBody}} | errors(*OF_EVERY_ROUTE, 404))
     async def model(name: str) -> JSONResponse:
         """The model, where ``name`` is its name."""
         check_model(service(), name)
         return JSONResponse(_model(service()))
 
-    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatRequest))
+    answers = errors(*OF_EVERY_ROUTE, *OF_ANSWERS)
+
+    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatRequest), responses=streams(ChatCompletion) | answers)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = await read_body(request, ChatRequest)
         plan = await plan_chat(service(), body)
-        return AnswerResponse(service(), plan, ChatFormat(*dress(), tells_logprobs=bool(body.logprobs)))
+        dressed = ChatFormat(*dress(), tells_logprobs=bool(body.logprobs), may_call=plan.may_call)
+        return AnswerResponse(service(), plan, dressed)
 
-    @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest), responses=streams(TextCompletion) | answers)
     async def completions(request: Request) -> Response:
         """Continue bare text or tokens."""
         body = await read_body(request, CompletionRequest)
@@ -103,7 +122,9 @@ def _add_generation(app: FastAPI, service: Callable[[], Service]) -> None:
 
 
 def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
-    @app.post("/tokenize", openapi_extra=_takes(TokenizeRequest))
+    told = errors(*OF_EVERY_ROUTE, *OF_BODIES)
+
+    @app.post("/tokenize", openapi_extra=_takes(TokenizeRequest), responses={200: {"model": Tokens}} | told)
     async def tokenize(request: Request) -> JSONResponse:
         """Tokens of bare text, or of messages in the chat template."""
         body = await read_body(request, TokenizeRequest)
@@ -112,14 +133,15 @@ def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
         if (body.text is None) == (body.messages is None):
             raise ApiError(400, "text: give either text or messages", param="text", code="invalid_value")
         if body.text is not None:
-            if body.chat_template_kwargs:
-                raise ApiError(400, "chat_template_kwargs: only with messages", param="chat_template_kwargs")
+            for name in ("chat_template_kwargs", "tools"):
+                if getattr(body, name):
+                    raise ApiError(400, f"{name}: only with messages", param=name, code="invalid_value")
             tokens = await text_tokens(engine, body.text)
         else:
-            tokens = await chat_tokens(engine, body.messages or [], body.chat_template_kwargs)
+            tokens = await chat_tokens(engine, body.messages or [], body.chat_template_kwargs, body.tools)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": engine.state.max_model_len})
 
-    @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest))
+    @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest), responses={200: {"model": Text}} | told)
     async def detokenize(request: Request) -> JSONResponse:
         """Text of tokens, special tokens by their names."""
         body = await read_body(request, DetokenizeRequest)
@@ -132,12 +154,14 @@ def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
 
 
 def _add_facts(app: FastAPI, service: Callable[[], Service], requested: dict[str, Any]) -> None:
-    @app.get("/health")
+    closed = errors(*OF_EVERY_ROUTE)
+
+    @app.get("/health", responses={200: {"model": Alive}})
     async def health() -> JSONResponse:
         """The process is alive and its event loop runs."""
         return JSONResponse({"status": "alive"})
 
-    @app.get("/ready")
+    @app.get("/ready", responses={200: {"model": Ready}, 503: {"model": Ready, "description": "Not yet, or no more."}})
     async def ready() -> JSONResponse:
         """200 once a token was generated end to end; 503 with the stage before, while stalled and while ending."""
         now = service().readiness
@@ -145,23 +169,25 @@ def _add_facts(app: FastAPI, service: Callable[[], Service], requested: dict[str
         headers = {"Cache-Control": "no-store"} | ({} if now.is_ready else {"Retry-After": "5"})
         return JSONResponse(body, 200 if now.is_ready else 503, headers)
 
-    @app.get("/server_info")
+    @app.get("/server_info", responses=closed)
     async def info() -> JSONResponse:
         """What was asked for, and what really runs."""
         return JSONResponse(server_info(service(), requested))
 
-    @app.get("/metrics")
+    exposition = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The exposition."}}
+
+    @app.get("/metrics", responses=exposition | closed, response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         text = service().metrics.text(service().pulse.look(), service().readiness.is_ready)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/status")
+    @app.get("/status", responses=closed)
     async def now() -> JSONResponse:
         """What the page at ``/`` shows."""
         return JSONResponse(status(service()), headers={"Cache-Control": "no-store"})
 
-    @app.get("/")
+    @app.get("/", response_class=HTMLResponse)
     async def page() -> HTMLResponse:
         """A page for people; it asks ``/status`` for all it shows."""
         html = files("ddtree.server").joinpath("page.html").read_text(encoding="utf-8")
@@ -199,7 +225,12 @@ def _describe_bodies(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = describe()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        document["components"]["schemas"] |= definitions["$defs"]
+        document["components"]["securitySchemes"] = KEY_SCHEME
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                # Either of the two: with a key where the server has one, without where it has none.
+                operation["security"] = [] if path in OPEN_PATHS else [{"key": []}, {}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

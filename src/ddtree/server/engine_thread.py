@@ -84,6 +84,7 @@ class EngineThread:
         error: BaseException | None = None
         try:
             self.engine = engine = self._load(self._tell)
+            engine.warm_up_batches(self._tell)
             self._warm_up(engine, "warming up")
             while not self._is_stopping:
                 self._take_orders()
@@ -175,6 +176,7 @@ class EngineThread:
         metrics.completion_tokens.inc(len(sequence.output) - seat.tokens)
         if not seat.tokens:
             metrics.first_token_s.observe(time.perf_counter() - job.ordered)
+            metrics.cached_prompt_tokens.inc(sequence.stats.cached_tokens)
         stats = sequence.stats
         rounds = zip(accepted_lengths, stats.round_ms[seat.rounds :], stats.round_budgets[seat.rounds :], strict=True)
         for length, round_ms, budget in rounds:
@@ -193,8 +195,8 @@ class EngineThread:
         delta = Delta(sequence.text[seat.text :], sequence.output[new], sequence.logprobs[new], done)
         fault = job.constraint.fault if job.constraint else None
         if fault is not None:
-            told = f"response_format: the answer could not be kept in this format ({fault})"
-            self._news.append(partial(job.fail, ApiError(400, told, param="response_format", code="format_failed")))
+            told = f"the answer could not be kept in the form that response_format or tools ask for ({fault})"
+            self._news.append(partial(job.fail, ApiError(400, told, code="format_failed")))
         else:
             self._news.append(partial(job.write, delta))
         if done:

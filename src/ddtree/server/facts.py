@@ -1,6 +1,8 @@
 """What `/server_info` tells: what was asked for, and what really runs."""
 
+import os
 import platform
+import secrets
 import subprocess
 import time
 from functools import cache
@@ -10,6 +12,9 @@ from typing import Any
 
 import ddtree
 from ddtree.server.service import Service
+
+_BOOT_ID = secrets.token_hex(16)
+"""Drawn once a process: whoever sees it change talks to another one."""
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "fastapi", "uvicorn", "pydantic", "numpy", "llguidance")
 
@@ -26,6 +31,7 @@ def server_info(service: Service, requested: dict[str, Any]) -> dict[str, Any]:
         "ready": readiness.is_ready,
         "stage": readiness.stage,
         "uptime_s": round(time.time() - service.started, 1),
+        "process": {"pid": os.getpid(), "started_unix_s": round(service.started, 3), "boot_id": _BOOT_ID},
         "commit": commit(),
         "versions": versions(),
         "requested": {"engine": requested, "server": service.settings.echo()},

@@ -26,7 +26,14 @@ class GrammarStore:
         Raises:
             UserError: it is no schema, has keywords that cannot be kept, or takes too much to compile.
         """
-        text = json_grammar(schema)
+        return await self.compiled(engine, json_grammar(schema))
+
+    async def compiled(self, engine: Engine, text: str) -> Grammar:
+        """A grammar in llguidance's own notation.
+
+        Raises:
+            UserError: a schema in it has keywords that cannot be kept, or it takes too much to compile.
+        """
         if (kept := self._kept.pop(text, None)) is None:
             if complaint := await self._probe.complaint(text):
                 raise UserError(f"the schema cannot be used ({complaint})")

@@ -18,6 +18,9 @@ class Metrics:
         self.cancelled = self._counter("cancelled_requests", "Requests whose client went away.", "endpoint")
         self.choices = self._counter("finished_choices", "Answers by what ended them.", "reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
+        self.cached_prompt_tokens = self._counter(
+            "cached_prompt_tokens", "Prompt tokens of answers that were found in the prefix cache."
+        )
         self.completion_tokens = self._counter("completion_tokens", "Generated tokens, end tokens included.")
         self.rounds = self._counter("rounds", "Rounds of sequences by mode and budget.", "mode", "budget")
         self.failed_steps = self._counter("failed_steps", "Engine steps that ended in a fault.")
@@ -36,6 +39,7 @@ class Metrics:
         self.waiting = self._gauge("waiting_sequences", "Sequences that wait for a slot.")
         self.cache_tokens = self._gauge("cache_tokens", "Room of the cache, in tokens.")
         self.cache_tokens_used = self._gauge("cache_tokens_used", "Room promised to running sequences.")
+        self.prefix_tokens = self._gauge("prefix_cache_tokens", "Tokens that later prompts can find, used or not.")
         self.ready = self._gauge("ready", "1 where /ready answers 200.")
         info = Gauge("ddtree_info", "The version.", ["version"], registry=self._registry)
         info.labels(ddtree.__version__).set(1)
@@ -50,6 +54,7 @@ class Metrics:
             self.waiting.set(beat.occupancy.waiting)
             self.cache_tokens.set(beat.occupancy.cache_tokens)
             self.cache_tokens_used.set(beat.occupancy.cache_tokens_used)
+            self.prefix_tokens.set(beat.occupancy.prefix_tokens)
         return generate_latest(self._registry)
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:

@@ -10,15 +10,10 @@ from ddtree.engine.sampling_params import MAX_SEED
 from ddtree.errors import UserError
 from ddtree.server.api_error import ApiError, from_user_error
 from ddtree.server.grammar import Grammar
-from ddtree.server.requests import (
-    MAX_CHOICES,
-    ChatRequest,
-    CompletionRequest,
-    DdtreeOptions,
-    GenerationRequest,
-    Message,
-)
+from ddtree.server.messages import Message, check_turns, uses_tools
+from ddtree.server.requests import MAX_CHOICES, ChatRequest, CompletionRequest, DdtreeOptions, GenerationRequest
 from ddtree.server.service import Service, Work
+from ddtree.server.tools import NamedTool, Tool, tool_grammar, why_no_tools
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for `/v1/completions`; chats go on to the end of the context."""
@@ -34,12 +29,14 @@ class Plan:
         works: the sequences, those of one prompt next to each other.
         prompt_lengths: tokens of each prompt.
         stream, include_usage: how to answer.
+        may_call: the answers may hold tool calls.
     """
 
     works: list[Work]
     prompt_lengths: list[int]
     stream: bool
     include_usage: bool
+    may_call: bool = False
 
 
 async def plan_chat(service: Service, request: ChatRequest) -> Plan:
@@ -52,9 +49,11 @@ async def plan_chat(service: Service, request: ChatRequest) -> Plan:
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs true", param="top_logprobs", code="invalid_value")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    grammar = await _grammar(service, request)
-    prompt = await chat_tokens(engine, request.messages, request.chat_template_kwargs)
-    return _plan(engine, request, [prompt], limits[0] if limits else engine.state.max_model_len, logprobs, grammar)
+    tools = _told_tools(engine, request)
+    grammar = await (_tool_grammar(service, request, tools) if tools else _grammar(service, request))
+    prompt = await chat_tokens(engine, request.messages, request.chat_template_kwargs, tools)
+    limit = limits[0] if limits else engine.state.max_model_len
+    return replace(_plan(engine, request, [prompt], limit, logprobs, grammar), may_call=bool(tools))
 
 
 async def plan_completion(service: Service, request: CompletionRequest) -> Plan:
@@ -66,18 +65,73 @@ async def plan_completion(service: Service, request: CompletionRequest) -> Plan:
     return _plan(engine, request, prompts, limit, request.logprobs)
 
 
-async def chat_tokens(engine: Engine, messages: list[Message], template_kwargs: dict[str, Any] | None) -> list[int]:
-    """Messages in the model's chat template."""
+async def chat_tokens(
+    engine: Engine, messages: list[Message], template_kwargs: dict[str, Any] | None, tools: list[Tool] | None = None
+) -> list[int]:
+    """Messages in the model's chat template.
+
+    Args:
+        tools: that the template tells the model of.
+    """
+    check_turns(messages)
+    if uses_tools(messages):
+        _check_template_for_tools(engine, "messages")
     told: list[Mapping[str, Any]] = [message.for_template() for message in messages]
-    extra = template_kwargs or {}
-    for name in sorted(extra.keys() - engine.tokenizer.template_variables) if extra else ():
+    extra = dict(template_kwargs or {})
+    for name in sorted(extra.keys() - (engine.tokenizer.template_variables - {"tools"})) if extra else ():
         raise ApiError(
             400,
             f"chat_template_kwargs.{name}: the model's chat template has no such variable",
             param=f"chat_template_kwargs.{name}",
             code="unknown_field",
         )
+    if tools:
+        _check_template_for_tools(engine, "tools")
+        extra["tools"] = [tool.for_template() for tool in tools]
     return await _aside(lambda: engine.tokenizer.encode_chat(told, extra), param="messages")
+
+
+def _check_template_for_tools(engine: Engine, param: str) -> None:
+    if reason := why_no_tools(engine.tokenizer):
+        raise ApiError(400, f"{param}: tools cannot be used, as {reason}", param=param, code="unsupported_value")
+
+
+def _told_tools(engine: Engine, request: ChatRequest) -> list[Tool] | None:
+    """The tools that the model is told of; with ``tool_choice`` none it is told of none."""
+    choice = request.tool_choice
+    if request.tools is None:
+        for name, value in (("tool_choice", choice), ("parallel_tool_calls", request.parallel_tool_calls)):
+            if value not in (None, "none"):
+                raise ApiError(400, f"{name}: only with tools", param=name, code="invalid_value")
+        return None
+    if choice == "none":
+        return None
+    _check_template_for_tools(engine, "tools")
+    names = [tool.function.name for tool in request.tools]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "tools: two functions have the same name", param="tools", code="invalid_value")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise ApiError(400, "tool_choice: no tool has this name", param="tool_choice", code="invalid_value")
+    for name, clashes in (
+        ("response_format", request.response_format is not None and request.response_format.type != "text"),
+        ("ignore_eos", bool(request.ignore_eos)),
+    ):
+        if clashes:
+            raise ApiError(400, f"{name}: not together with tools", param=name, code="unsupported_value")
+    return request.tools
+
+
+async def _tool_grammar(service: Service, request: ChatRequest, tools: list[Tool]) -> Grammar:
+    """Keeps calls in form: from the first token on where one must be made, else from the tag on."""
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    several = request.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    try:
+        text = tool_grammar(tools, must_call=choice not in (None, "auto"), several=several)
+        return await service.grammars.compiled(service.open_engine(), text)
+    except UserError as error:
+        raise ApiError(400, f"tools: {error}", param="tools", code="invalid_value") from None
 
 
 async def text_tokens(engine: Engine, text: str) -> list[int]:

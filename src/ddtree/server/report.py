@@ -6,13 +6,18 @@ from typing import Any
 from ddtree.engine import Completion
 
 
-def usage(prompt_tokens: int, completions: Sequence[Completion]) -> dict[str, Any]:
-    """Tokens as OpenAI counts them: a prompt once however many answers it got; end tokens are generated tokens."""
+def usage(prompt_lengths: Sequence[int], completions: Sequence[Completion]) -> dict[str, Any]:
+    """Tokens as OpenAI counts them: a prompt once however many answers it got; end tokens are generated tokens.
+
+    What of a prompt was cached is what its first answer found, as the others may have found that one's work.
+    """
     generated = sum(len(completion.token_ids) for completion in completions)
+    prompt_tokens, choices = sum(prompt_lengths), len(completions) // len(prompt_lengths)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated,
         "total_tokens": prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": sum(c.stats.cached_tokens for c in completions[::choices])},
     }
 
 

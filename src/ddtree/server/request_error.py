@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from fastapi import Request
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from ddtree.errors import UserError
 from ddtree.server.api_error import ApiError, from_user_error
+from ddtree.server.messages import ROLES
 
 log = logging.getLogger("ddtree.server")
 
@@ -24,6 +26,13 @@ def from_validation(findings: Sequence[Any]) -> ApiError:
         return ApiError(400, f"{place}: this server does not know this field", param=place, code="unknown_field")
     if found["type"] == "missing":
         return ApiError(400, f"{place}: this field is required", param=place, code="missing_field")
+    if found["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        place += ".role"
+        if found["type"] == "union_tag_not_found":
+            return ApiError(400, f"{place}: this field is required", param=place, code="missing_field")
+        return ApiError(
+            400, f"{place}: choose one of {', '.join(sorted(ROLES))}", param=place, code="unsupported_value"
+        )
     words = found["msg"].removeprefix("Value error, ")
     if found["type"] in ("literal_error", "none_required"):
         return ApiError(400, f"{place}: not supported ({words})", param=place, code="unsupported_value")
@@ -32,7 +41,9 @@ def from_validation(findings: Sequence[Any]) -> ApiError:
 
 def _place(parts: Sequence[int | str]) -> str:
     place = ""
-    for part in parts[1:]:  # the first is where the field came from
+    for before, part in pairwise(parts):  # the first is where the field came from
+        if isinstance(before, int) and part in ROLES:
+            continue  # no field, but which kind of message it is
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else part
     return place
 

@@ -4,17 +4,30 @@ A field that is typed with a single value is one that OpenAI's API has and this 
 for nothing is let through. ``null`` stands for a field that was left out.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ddtree.engine.logprobs import MAX_LOGPROBS
-from ddtree.engine.speculation import Mode
+from ddtree.engine.sampling_params import MAX_SEED
+from ddtree.engine.speculation import MAX_BUDGET, Mode
+from ddtree.server.messages import Body, Message
+from ddtree.server.tools import MAX_TOOLS, Tool, ToolChoice
 
 MAX_CHOICES = 64
 MAX_STOPS = 16
 MAX_COMPLETION_LOGPROBS = 5
+
+
+def _told(**bounds: Any) -> Any:
+    """Bounds that the engine keeps, for the OpenAPI document."""
+    return Field(json_schema_extra=bounds)
+
+
+_BIAS = {
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
 
 
 def _one_or_many(value: Any) -> Any:
@@ -25,7 +38,18 @@ StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256)]],
     Field(max_length=MAX_STOPS),
     BeforeValidator(_one_or_many),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 256},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": 256},
+                    "maxItems": MAX_STOPS,
+                },
+            ]
+        }
+    ),
 ]
 
 
@@ -42,12 +66,6 @@ Budget = Annotated[
 ]
 
 
-class Body(BaseModel):
-    """Unknown fields and wrong types are refused: no string is taken for a number."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
 class StreamOptions(Body):
     """How a stream ends."""
 
@@ -59,61 +77,30 @@ class DdtreeOptions(Body):
 
     mode: Mode | None = None
     budget: Budget | None = None
-    top_k_cap: int | None = None
+    top_k_cap: Annotated[int, _told(minimum=1, maximum=MAX_BUDGET)] | None = None
 
 
 class GenerationRequest(Body):
     """What both kinds of requests have."""
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
+    temperature: Annotated[float, _told(minimum=0, maximum=100)] | None = None
+    top_p: Annotated[float, _told(exclusiveMinimum=0, maximum=1)] | None = None
+    top_k: Annotated[int, _told(minimum=0)] | None = None
+    min_p: Annotated[float, _told(minimum=0, maximum=1)] | None = None
+    max_tokens: Annotated[int, _told(minimum=1)] | None = None
     stop: StopStrings | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, _told(minimum=0)]], Field(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
-    seed: int | None = None
+    seed: Annotated[int, _told(minimum=0, maximum=MAX_SEED)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    presence_penalty: Annotated[float, _told(minimum=-2, maximum=2)] | None = None
+    frequency_penalty: Annotated[float, _told(minimum=-2, maximum=2)] | None = None
+    repetition_penalty: Annotated[float, _told(minimum=0.01, maximum=100)] | None = None
+    logit_bias: Annotated[dict[str, float], _told(**_BIAS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ddtree: DdtreeOptions | None = None
-
-
-class TextPart(Body):
-    """A piece of a message; text is the only kind that this server takes."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _joined(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-Content = Annotated[
-    list[TextPart],
-    Field(fail_fast=True),
-    BeforeValidator(_joined),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
-]
-
-
-class Message(Body):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-
-    def for_template(self) -> Mapping[str, Any]:
-        """As chat templates want it; ``developer`` is OpenAI's newer word for ``system``."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": "".join(part.text for part in self.content)}
 
 
 class JsonSchema(Body):
@@ -136,13 +123,14 @@ class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``"""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, _told(minimum=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: None = None
-    tool_choice: Literal["none"] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
 
@@ -162,6 +150,9 @@ def _text_or_ids(value: Any) -> Any:
     raise ValueError("give text, token ids, or a list of either")
 
 
+_TOKEN = {"type": "integer", "minimum": 0}
+_PROMPTS = {"minItems": 1, "maxItems": MAX_CHOICES}
+
 PromptField = Annotated[
     list[Annotated[Any, BeforeValidator(_text_or_ids)]],
     Field(min_length=1, max_length=MAX_CHOICES),
@@ -169,10 +160,10 @@ PromptField = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}},
-                {"type": "array", "items": {"type": "integer"}},
-                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}} | _PROMPTS,
+                {"type": "array", "items": _TOKEN, "minItems": 1},
+                {"type": "array", "items": {"type": "array", "items": _TOKEN, "minItems": 1}} | _PROMPTS,
             ]
         }
     ),
@@ -195,6 +186,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     text: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -202,4 +194,4 @@ class DetokenizeRequest(Body):
     """``POST /detokenize``"""
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: Annotated[list[Annotated[int, _told(minimum=0)]], Field(fail_fast=True)]

@@ -21,6 +21,9 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self.digests)
 
+    def __add__(self, others: "ApiKeys") -> "ApiKeys":
+        return ApiKeys(self.digests + others.digests)
+
     def accept(self, shown: bytes) -> bool:
         """Whether ``shown`` is one of the keys, in a time that does not depend on how much of it fits."""
         digest = hashlib.sha256(shown).digest()
@@ -43,10 +46,23 @@ def read_api_keys(file: Path) -> ApiKeys:
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not keys:
         raise UserError(f"the key file {file} holds no key", "write one key a line")
+    return _hashed(keys, f"a key in {file}")
+
+
+def api_key(key: str) -> ApiKeys:
+    """A single key.
+
+    Raises:
+        UserError: it is too short to be secret, or cannot be sent.
+    """
+    return _hashed([key.strip()], "the key")
+
+
+def _hashed(keys: list[str], what: str) -> ApiKeys:
     if any(len(key) < MIN_KEY_LENGTH for key in keys):
-        raise UserError(
-            f"a key in {file} is shorter than {MIN_KEY_LENGTH} characters", "make one with: openssl rand -hex 24"
-        )
+        raise UserError(f"{what} is shorter than {MIN_KEY_LENGTH} characters", "make one with: openssl rand -hex 24")
+    if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
+        raise UserError(f"{what} holds blanks or characters beyond ASCII", "make one with: openssl rand -hex 24")
     return ApiKeys(tuple(hashlib.sha256(key.encode()).digest() for key in keys))
 
 
@@ -58,7 +74,7 @@ class ServerSettings:
         model_name: the name that clients give in ``model``.
         host, port: where to listen; port 0 takes a free one.
         api_keys: keys of which every request must show one; empty lets everybody in.
-        allow_unauthenticated: listen beyond this machine without a key.
+        insecure: listen beyond this machine without a key.
         max_queue: requests that may wait beside those that run; more are refused with 429.
         queue_timeout_s: a request that has not begun to run by then is refused with 503.
         request_timeout_s: a request that is not done by then is given up.
@@ -76,7 +92,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: ApiKeys = ApiKeys()
-    allow_unauthenticated: bool = False
+    insecure: bool = False
     max_queue: int = 64
     queue_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
@@ -98,11 +114,13 @@ class ServerSettings:
             raise UserError(f"drain_s is {self.drain_s}", "choose a number of seconds, at least 0")
         if self.max_queue < 0 or self.max_body_bytes < 1:
             raise UserError("max_queue or max_body_bytes is too small", "choose at least 0 and 1")
-        if not self.api_keys and not self.allow_unauthenticated and not is_loopback(self.host):
+        if not self.api_keys and not self.insecure and not is_loopback(self.host):
             raise UserError(
                 f"{self.host} can be reached from other machines, and there is no key",
-                "add --api-key-file FILE, or say --allow-unauthenticated",
+                "add --api-key-file FILE or --api-key KEY, or say --insecure",
             )
+        if self.api_keys and self.insecure:
+            raise UserError("--insecure lets everybody in, and there is a key", "leave one of them out")
 
     def echo(self) -> dict[str, Any]:
         """The settings as they go into ``/server_info``; of the keys only how many there are."""

@@ -18,15 +18,25 @@ def status(service: Service) -> dict[str, Any]:
         "ready": readiness.is_ready,
         "stage": readiness.stage,
         "progress": readiness.progress,
+        "facts": _facts(engine) if engine else "",
         "tau": beat.tau,
         "tok_s": beat.tok_s,
-        "mode": engine.speculation.mode if engine else None,
         "running": beat.occupancy.running if beat.occupancy else 0,
         "waiting": beat.occupancy.waiting if beat.occupancy else 0,
+        "cache_tokens": beat.occupancy.cache_tokens if beat.occupancy else 0,
+        "cache_tokens_used": beat.occupancy.cache_tokens_used if beat.occupancy else 0,
+        "prefix_tokens": beat.occupancy.prefix_tokens if beat.occupancy else 0,
         "slots": engine.max_batch if engine else 0,
         "queue_limit": service.settings.max_queue,
         "tree": _drawn(beat.tree, engine, service.settings.show_text) if has_tree and beat.tree and engine else None,
     }
+
+
+def _facts(engine: Engine) -> str:
+    """What runs, in one line."""
+    told = engine.facts()
+    draft = told["mode"] if told["mode"] == "ar" else f"{told['mode']}, budget {told['budget']}"
+    return f"{told['device']}, {told['dtype']}, {draft}, context {told['max_model_len']}"
 
 
 def _drawn(traced: TracedTree, engine: Engine, show_text: bool) -> dict[str, Any]:

@@ -55,3 +55,33 @@ extern "C" __global__ void keep_taps(int4* kept, const i64* seats, const int4* t
     int4* to = kept + (seats[sequence] * kept_steps + step) * pieces;
     for (int i = threadIdx.x; i < pieces; i += blockDim.x) to[i] = from[i];
 }
+
+// One block a sequence: its row of the block table, and six numbers: committed, root, prompt tokens, injected, pending, room.
+extern "C" __global__ void take_seats(const i64* slots, const i64* block_table, i64* committed, const i64* roots,
+                                      const i64* prompt_tokens, i64* pending, i64* table, i64* numbers, int batch,
+                                      int pages, int spare, int max_model_len) {
+    const int sequence = blockIdx.x;
+    const i64 slot = slots[sequence];
+    for (int page = threadIdx.x; page < pages; page += blockDim.x)
+        table[(i64)sequence * pages + page] = block_table[slot * pages + page];
+    if (threadIdx.x == 0) {
+        if (slot == spare) committed[slot] = pending[slot] = 0;  // by every block that has it: all write the same
+        const i64 taken = slot == spare ? 0 : committed[slot], waiting = slot == spare ? 0 : pending[slot];
+        const i64 room = max_model_len - 2 - taken;
+        numbers[sequence] = taken;
+        numbers[batch + sequence] = roots[slot];
+        numbers[2 * batch + sequence] = prompt_tokens[slot];
+        numbers[3 * batch + sequence] = taken - waiting;
+        numbers[4 * batch + sequence] = waiting;
+        numbers[5 * batch + sequence] = room < 0 ? 0 : room;
+    }
+}
+
+// Block (row, sequence): the row of the table that its token names.
+extern "C" __global__ void embed_rows(const int4* table, const i64* tokens, int4* out, int rows, int given, int filler,
+                                      int pieces) {
+    const int row = blockIdx.x, sequence = blockIdx.y;
+    const i64 token = row < given ? tokens[(i64)sequence * given + row] : filler;
+    for (int i = threadIdx.x; i < pieces; i += blockDim.x)
+        out[((i64)sequence * rows + row) * pieces + i] = table[token * pieces + i];
+}

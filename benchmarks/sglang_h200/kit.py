@@ -1,0 +1,55 @@
+"""Making SGLang and this checkout's plugin importable on a GPU machine without network."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import shutil
+import tarfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRY_GROUP = "sglang.srt.plugins"
+
+
+def install_kit(parts: Path, site: Path) -> None:
+    """Unpack an offline SGLang (parts of a site folder, FlashAttention, prebuilt JIT modules) into ``site``, once."""
+    if (site / "sglang").is_dir():
+        return
+    site.mkdir(parents=True, exist_ok=True)
+    whole = b"".join(part.read_bytes() for part in sorted(parts.glob("site_noflash.tar.xz.*")))
+    with tarfile.open(fileobj=io.BytesIO(whole), mode="r:xz") as archive:
+        archive.extractall(site, filter="data")
+    with lzma.open(parts / "flash_ops.abi3.so.xz") as packed, (site / "sgl_kernel/flash_ops.abi3.so").open("wb") as out:
+        shutil.copyfileobj(packed, out, 1 << 24)
+    cache = Path.home() / ".cache"
+    cache.mkdir(exist_ok=True)
+    with tarfile.open(parts / "sgl_jitcache_sm90a.tar.xz") as archive:
+        archive.extractall(cache, filter="data")
+
+
+def plugin_path(folder: Path) -> Path:
+    """A folder whose metadata says what this checkout's pyproject says of entry points, as an installation would."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = folder / "ddtree-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ddtree\nVersion: 0\n")
+    points = project["entry-points"][ENTRY_GROUP]
+    (info / "entry_points.txt").write_text(f"[{ENTRY_GROUP}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
+    shutil.copy(Path(__file__).with_name("stack_sampler.py"), folder / "sitecustomize.py")
+    return folder
+
+
+def environment(site: Path, plugin: Path) -> dict[str, str]:
+    """Environment of a server: the kit first, then the plugin, then this checkout."""
+    return os.environ | {
+        "PYTHONPATH": f"{site}:{plugin}:{ROOT / 'src'}",
+        "TVM_FFI_CACHE_DIR": str(Path.home() / ".cache/tvm-ffi"),
+        "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }

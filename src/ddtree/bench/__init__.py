@@ -1,0 +1,1 @@
+"""Measuring servers: workloads, load, statistics, grading, sweeps. Never imports torch."""

@@ -1,0 +1,86 @@
+"""Files that survive a crash at any instant: whole files replaced at once, and lines appended with fsync."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ddtree.errors import UserError
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Replace ``path``: readers see the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line and wait until it is on disk."""
+    is_new = not path.exists()
+    with path.open("ab") as file:
+        _append(file, line)
+    if is_new:
+        _sync_folder(path.parent)
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off what a crash left of a line at the end of ``path``."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            file.truncate(whole)
+            os.fsync(file.fileno())
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The complete lines of ``path``; none where there is no such file."""
+    if not path.exists():
+        return []
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})", "give a result folder") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged: it is not UTF-8", "restore it, or measure again") from error
+    return [line for line in text.split("\n")[:-1] if line]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to ``folder`` meanwhile; the lock goes with the process that holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process writes to {folder}", "wait for it, or give another folder") from None
+        yield
+
+
+def _append(file: BinaryIO, line: str) -> None:
+    file.write(line.encode("utf-8") + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

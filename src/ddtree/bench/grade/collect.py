@@ -1,0 +1,97 @@
+"""Asks one side for an answer, with the log-probabilities that tell near-ties from faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from ddtree.bench.account import drafting
+from ddtree.bench.answer import Answer
+from ddtree.bench.endpoint import Endpoint, error_words
+from ddtree.bench.grade.parting import Chance
+from ddtree.bench.record import Variant
+
+TOP_LOGPROBS = 5
+
+
+@dataclass
+class Side:
+    """A server, and how it is asked to draft."""
+
+    name: str
+    endpoint: Endpoint
+    variant: Variant
+    tells_logprobs: bool = True
+
+
+@dataclass
+class Collected:
+    """``error`` is empty where an answer came."""
+
+    error: str = ""
+    text: str = ""
+    finish_reason: str | None = None
+    completion_tokens: int | None = None
+    tau: float | None = None
+    chances: list[Chance] | None = field(default=None)
+
+
+async def collect(side: Side, prompt: str, max_tokens: int, timeout_s: float) -> Collected:
+    """One greedy answer. Where the server refuses log-probabilities, it is asked again without, from then on always."""
+    body: dict[str, Any] = {
+        "model": side.endpoint.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        **side.variant.body(),
+    }
+    if side.tells_logprobs:
+        asked = body | {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+        collected, status = await _post(side, asked, timeout_s)
+        if status not in (400, 422, 501):
+            return collected
+        plain, _ = await _post(side, body, timeout_s)
+        if not plain.error:
+            side.tells_logprobs = False
+        return plain
+    return (await _post(side, body, timeout_s))[0]
+
+
+async def _post(side: Side, body: dict[str, Any], timeout_s: float) -> tuple[Collected, int]:
+    url = f"{side.endpoint.url}/v1/chat/completions"
+    try:
+        answer = await side.endpoint.client.post(url, json=body, timeout=timeout_s)
+        told = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        return Collected(error=f"{type(error).__name__}: {error}"), 0
+    if answer.status_code != httpx.codes.OK:
+        return Collected(error=f"{answer.status_code}: {error_words(told)}"), answer.status_code
+    try:
+        return _read(told), answer.status_code
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return Collected(error=f"the answer has not OpenAI's shape ({error!r})"), answer.status_code
+
+
+def _read(told: dict[str, Any]) -> Collected:
+    choice = told["choices"][0]
+    own = drafting(Answer(told={name: told[name] for name in ("ddtree", "meta_info", "metrics") if told.get(name)}))
+    content = (choice.get("logprobs") or {}).get("content")
+    chances = None
+    if content:
+        chances = [
+            Chance(
+                token=token["token"],
+                logprob=float(token["logprob"]),
+                top=[(other["token"], float(other["logprob"])) for other in token["top_logprobs"]],
+            )
+            for token in content
+        ]
+    return Collected(
+        text=choice["message"]["content"] or "",
+        finish_reason=choice.get("finish_reason"),
+        completion_tokens=int(told["usage"]["completion_tokens"]),
+        tau=own.tau,
+        chances=chances,
+    )

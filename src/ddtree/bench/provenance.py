@@ -1,0 +1,109 @@
+"""What produces a measurement: program, machine and server, as far as they can be known."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import ddtree
+from ddtree.bench.endpoint import Endpoint
+from ddtree.bench.record import SessionRecord
+from ddtree.errors import UserError
+
+_PACKAGES = ("httpx", "numpy", "pydantic", "torch", "transformers", "sglang", "vllm")
+_GPU_FIELDS = ("name", "driver_version", "memory.total", "pstate", "clocks.max.sm", "power.limit")
+
+
+def session_record(run_id: str, endpoint: Endpoint, deployment: Path | None) -> SessionRecord:
+    """The facts of this moment. GPUs are those of this machine, which need not be the server's.
+
+    Raises:
+        UserError: the deployment file cannot be read.
+    """
+    text = None
+    if deployment is not None:
+        try:
+            text = deployment.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {deployment}", "give --deployment a deployment file") from error
+    return SessionRecord(
+        run_id=run_id,
+        started_at=time.time(),
+        command=["ddtree", *sys.argv[1:]],
+        versions=versions(),
+        commit=commit(),
+        host=host(),
+        gpus=gpus(),
+        engine=endpoint.engine,
+        server_facts=endpoint.facts,
+        deployment_file=deployment.name if deployment else None,
+        deployment_sha256=hashlib.sha256(text.encode()).hexdigest() if text is not None else None,
+        deployment_text=text,
+    )
+
+
+def versions() -> dict[str, str | None]:
+    """Of this program and what it measures with; of engines where they are installed beside it."""
+    found: dict[str, str | None] = {"ddtree": ddtree.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the checkout that the package runs from, with a mark where files were changed; else None."""
+    root = Path(ddtree.__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    return _output(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
+
+
+def host() -> dict[str, Any]:
+    """This machine, without its name."""
+    return {
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+@cache
+def gpus() -> list[dict[str, str]]:
+    """NVIDIA GPUs of this machine, empty where it has none."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    told = _output(["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader"])
+    return [dict(zip(_GPU_FIELDS, line.split(", "), strict=False)) for line in (told or "").splitlines()]
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip() or None

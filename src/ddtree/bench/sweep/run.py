@@ -1,0 +1,379 @@
+"""Runs a sweep: apply, verify, measure and store, group by group; a kill at any instant loses nothing stored."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddtree.bench.files import locked, write_whole
+from ddtree.bench.numbers import CellNumbers, cell_numbers
+from ddtree.bench.padding import read_pad_text
+from ddtree.bench.plan import Load, Matrix
+from ddtree.bench.record import Variant
+from ddtree.bench.result_folder import read_requests, read_units
+from ddtree.bench.run import RunOptions, Watcher, run_bench
+from ddtree.bench.sweep.points import Group, Plan, Point, make_plan
+from ddtree.bench.sweep.store import SWEEP, PointRow, Status, SweepRecord, append_point, read_points, recover
+from ddtree.bench.sweep.sweep_file import BenchTable, SweepFile, read_sweep_file
+from ddtree.bench.sweep.toml_text import toml_text
+from ddtree.bench.workload import read_workload
+from ddtree.deploy.apply import ApplyError, Site, apply, open_site
+from ddtree.deploy.deployment import Deployment, load_deployment, to_deployment
+from ddtree.deploy.ready import connect_address
+from ddtree.deploy.secret_file import fetch_secret
+from ddtree.deploy.supervisor import ProcessIdentity
+from ddtree.errors import UserError
+from ddtree.verify import Options, Verdict, Verification, from_deployment
+
+_LOG_LINES = 200
+RECOMMENDED = "recommended.toml"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that is ready to run: files read, points made.
+
+    Attributes:
+        base: the deployment as it was written, before any point.
+        folder: of the sweep file.
+        deployment_folder: of the deployment file, which its relative paths start from.
+    """
+
+    file: SweepFile
+    text: str
+    folder: Path
+    base: dict[str, Any]
+    base_text: str
+    deployment_folder: Path
+    plan: Plan
+
+
+@dataclass
+class SweepWatcher:
+    """What a sweep tells while it goes."""
+
+    on_group: Callable[[int, int, Group], None] = lambda number, count, group: None
+    on_stage: Callable[[str], None] = lambda stage: None
+    on_point: Callable[[PointRow], None] = lambda row: None
+    bench: Watcher = field(default_factory=Watcher)
+
+
+def load_sweep(path: Path) -> Sweep:
+    """Read a sweep file and the deployment file that it names, and make its points.
+
+    Raises:
+        UserError: a file or a key is wrong, or a workload cannot be read.
+    """
+    file, text = read_sweep_file(path)
+    folder = path.absolute().parent
+    deployment_path = folder / file.deployment
+    load_deployment(deployment_path)  # complains in its own words
+    base_text = deployment_path.read_text(encoding="utf-8")
+    base = tomllib.loads(base_text)
+    plan = make_plan(file, base, deployment_path.parent)
+    for table in {
+        each.bench.over(file.bench).model_dump_json(): each.bench.over(file.bench) for each in file.sweep
+    }.values():
+        matrix_of(table, (Variant(),), folder).cells()
+        if table.pad_text is not None:
+            read_pad_text(folder / table.pad_text)
+    return Sweep(file, text, folder, base, base_text, deployment_path.parent, plan)
+
+
+def matrix_of(bench: BenchTable, variants: tuple[Variant, ...], folder: Path) -> Matrix:
+    """The matrix of a group."""
+    workloads = tuple(read_workload(spec, folder, bench.limit) for spec in bench.workloads or ())
+    contexts = tuple(None if each == "as-is" else int(each) for each in bench.contexts or ["as-is"])
+    return Matrix(
+        workloads=workloads,
+        contexts=contexts,
+        concurrencies=tuple(bench.concurrency or [1]),
+        temperatures=tuple(bench.temperatures or [0.0]),
+        variants=variants,
+    )
+
+
+def load_of(bench: BenchTable) -> Load:
+    """How a group is measured; what is not given is as in ``ddtree bench``."""
+    names = {"repeats": "repetitions", "warm_up": "warm_up_requests"}
+    own = ("requests", "max_tokens", "ignore_eos", "seed", "unique_prefix", "request_timeout_s", "stall_timeout_s")
+    given = {names.get(name, name): getattr(bench, name) for name in (*names, *own)}
+    return Load(**{name: value for name, value in given.items() if value is not None})
+
+
+def run_sweep(
+    sweep: Sweep,
+    folder: Path,
+    *,
+    resume: bool,
+    choose: Callable[[Path], PointRow | None],
+    restore: bool = True,
+    watcher: SweepWatcher | None = None,
+) -> list[PointRow]:
+    """Measure every point that has no row yet; returns all rows.
+
+    Args:
+        choose: the point that is recommended, from the sweep's folder; None: there is none.
+        restore: deploy it at the end; without a recommendation, what the deployment file says.
+
+    Raises:
+        UserError: the folder holds another sweep, or the host speaks against it.
+    """
+    with locked(folder):
+        return _Run(sweep, folder, watcher or SweepWatcher()).run(resume, choose, restore)
+
+
+class _Run:
+    def __init__(self, sweep: Sweep, folder: Path, watcher: SweepWatcher) -> None:
+        self._sweep, self._folder, self._watcher = sweep, folder, watcher
+        self._id = ""
+        self._deployed: dict[str, Any] | None = None
+        self._verdict: Verdict | None = None
+        self._process: ProcessIdentity | None = None
+
+    def run(self, resume: bool, choose: Callable[[Path], PointRow | None], restore: bool) -> list[PointRow]:
+        self._begin(resume)
+        done = {row.point for row in read_points(self._folder)}
+        for point in self._sweep.plan.points:
+            if not point.runs and point.name not in done:
+                self._add(point, "refused" if point.refused else "same", point.refused, same_as=point.same_as)
+        groups = [group for each in self._sweep.plan.groups for group in self._as_left(each)]
+        for number, group in enumerate(groups, 1):
+            if all(point.name in done for point in group.points):
+                continue
+            self._watcher.on_group(number, len(groups), group)
+            self._measure(group, done)
+        rows = read_points(self._folder)
+        if restore:
+            self._restore(choose(self._folder))
+        return rows
+
+    def _begin(self, resume: bool) -> None:
+        path = self._folder / SWEEP
+        digests = {
+            workload.name: workload.record().sha256
+            for table in self._sweep.file.sweep
+            for workload in matrix_of(
+                table.bench.over(self._sweep.file.bench), (Variant(),), self._sweep.folder
+            ).workloads
+        }
+        record = SweepRecord(
+            sweep_id=uuid.uuid4().hex[:12],
+            created_at=time.time(),
+            sweep_text=self._sweep.text,
+            deployment_text=self._sweep.base_text,
+            points=[point.name for point in self._sweep.plan.points],
+            workloads_sha256=digests,
+        )
+        if not path.exists():
+            write_whole(path, record.model_dump_json(indent=2))
+            self._id = record.sweep_id
+            return
+        found = SweepRecord.model_validate_json(path.read_text(encoding="utf-8"))
+        if not resume:
+            raise UserError(f"{self._folder} holds a sweep already", "add --resume to go on, or give another folder")
+        for name in ("sweep_text", "deployment_text", "workloads_sha256"):
+            if getattr(found, name) != getattr(record, name):
+                what = {"sweep_text": "sweep file", "deployment_text": "deployment file"}.get(name, "workloads")
+                raise UserError(f"{self._folder} was begun with another {what}", "give another folder")
+        recover(self._folder)
+        self._id = found.sweep_id
+
+    def _as_left(self, group: Group) -> list[Group]:
+        """The group, or its points alone where an earlier attempt at them together broke the server."""
+        return group.alone() if (self._folder / group.folder / "split").exists() else [group]
+
+    def _measure(self, group: Group, done: set[str]) -> None:
+        began = time.time()
+        place = self._folder / group.folder
+        place.mkdir(parents=True, exist_ok=True)
+        write_whole(place / "deployment.toml", toml_text(group.data))
+        left = [
+            (point, variant)
+            for point, variant in zip(group.points, group.variants, strict=True)
+            if point.name not in done
+        ]
+
+        def end(status: Status, reason: str, log: str | None = None) -> None:
+            for point, variant in left:
+                self._add(point, status, reason, group, variant, log, began)
+                done.add(point.name)
+
+        try:
+            with open_site(group.deployment) as site:
+                self._deploy(group, site)
+                with site.host.reach(connect_address(group.deployment), group.deployment.service.port) as url:
+                    if self._sweep.file.verify.enabled and self._verdict is None:
+                        self._verdict = self._verified(group, url)
+                    if self._verdict is not None:
+                        write_whole(place / "verify.json", json.dumps(self._verdict.to_json(), indent=2))
+                        if self._verdict.exit_code == 1:
+                            return end("invalid", _violations(self._verdict))
+                    try:
+                        run_bench(self._options(group, url, place), self._watcher.bench)
+                        self._require_same_process(site)
+                    except UserError as error:
+                        log = self._log(place, site)
+                        self._deployed = None
+                        if len(group.points) > 1:
+                            write_whole(place / "split", str(error))
+                            for alone in group.alone():
+                                if alone.points[0].name not in done:
+                                    self._measure(alone, done)
+                            return None
+                        return end("failed", str(error), log)
+        except ApplyError as error:
+            self._deployed = None
+            write_whole(place / "log.txt", error.tail)
+            return end("failed", f"it did not come up: {error.reason}", "log.txt")
+        cells = cell_numbers(read_units(place), read_requests(place))
+        for point, variant in left:
+            wrong = _wrong([cell for cell in cells if cell.key.variant == variant.name], variant, group.deployment)
+            self._add(point, "invalid" if wrong else "measured", wrong, group, variant, None, began)
+            done.add(point.name)
+
+    def _deploy(self, group: Group, site: Site) -> None:
+        if self._deployed == group.data:
+            return
+        self._deployed, self._verdict = None, None
+        self._watcher.on_stage("deploying")
+        applied = apply(
+            group.deployment,
+            host=site.host,
+            note=f"sweep {self._id}: {group.points[0].name}",
+            tell=lambda progress: self._watcher.on_stage(f"deploying: {progress.stage}"),
+        )
+        self._deployed, self._process = group.data, applied.ready.identity
+
+    def _require_same_process(self, site: Site) -> None:
+        """A crash during the last requests leaves errors in a unit, and a server that must not be called measured."""
+        state = site.supervisor.state()
+        if state.identity is None:
+            raise UserError(f"the server ended while it was measured ({state.detail})", "see its log")
+        if state.identity != self._process:
+            raise UserError("the server ended while it was measured, and was started again", "see its log")
+
+    def _verified(self, group: Group, url: str) -> Verdict:
+        table = self._sweep.file.verify
+        options = Options(
+            answer_timeout_s=table.timeout_s,
+            probe_tokens=table.probe_tokens,
+            long_tokens=table.long_tokens,
+            concurrency=table.concurrency,
+            baseline=False,
+        )
+        return Verification(
+            url,
+            from_deployment(group.deployment, "the sweep's point"),
+            options,
+            key=_key(group.deployment),
+            is_strict=table.strict,
+            tell=lambda stage, share: self._watcher.on_stage(f"verifying: {stage}"),
+        ).run()
+
+    def _options(self, group: Group, url: str, place: Path) -> RunOptions:
+        bench, folder = group.bench, self._sweep.folder
+        service = group.deployment.service
+        return RunOptions(
+            url=url,
+            told_url=f"http://{connect_address(group.deployment)}:{service.port}",
+            folder=place,
+            matrix=matrix_of(bench, group.variants, folder),
+            load=load_of(bench),
+            api_key=_key(group.deployment),
+            model=group.deployment.served_name,
+            label=place.name,
+            settings=group.shared_settings(),
+            pad_text=read_pad_text(folder / bench.pad_text) if bench.pad_text else None,
+            deployment=place / "deployment.toml",
+            resume=True,
+        )
+
+    def _log(self, place: Path, site: Site) -> str | None:
+        with suppress(UserError):
+            write_whole(place / "log.txt", site.supervisor.tail(_LOG_LINES))
+            return "log.txt"
+        return None
+
+    def _add(
+        self,
+        point: Point,
+        status: Status,
+        reason: str = "",
+        group: Group | None = None,
+        variant: Variant | None = None,
+        log: str | None = None,
+        began: float | None = None,
+        same_as: str | None = None,
+    ) -> None:
+        now = time.time()
+        verdict = self._verdict.status.value if self._verdict is not None and group is not None else None
+        row = PointRow(
+            sweep_id=self._id,
+            point=point.name,
+            settings=point.settings,
+            status=status,
+            reason=reason,
+            same_as=same_as,
+            folder=group.folder if group else None,
+            variant=variant.name if variant else "server",
+            verdict=verdict,
+            log=log,
+            finished_at=now,
+            duration_s=round(now - began, 3) if began else 0.0,
+        )
+        append_point(self._folder, row)
+        self._watcher.on_point(row)
+
+    def _restore(self, chosen: PointRow | None) -> None:
+        """Deploy what was chosen, as a file of its own beside the results."""
+        data = self._sweep.base
+        if chosen is not None:
+            data = next(point.data for point in self._sweep.plan.points if point.name == chosen.point)
+        write_whole(self._folder / RECOMMENDED, toml_text(data))
+        if self._deployed == data:
+            return
+        deployment = to_deployment(data, folder=self._sweep.deployment_folder, told="the recommended deployment")
+        self._watcher.on_stage("deploying the recommended configuration" if chosen else "deploying what was there")
+        try:
+            apply(deployment, note=f"sweep {self._id}: recommended")
+        except ApplyError as error:
+            raise UserError(
+                f"the recommended configuration did not come up ({error.reason})",
+                f"deploy it by hand: {self._folder / RECOMMENDED}",
+            ) from error
+        self._deployed = data
+
+
+def _wrong(cells: list[CellNumbers], variant: Variant, deployment: Deployment) -> str:
+    """Why a point's numbers do not count, by the answers' own accounts; empty where they do."""
+    if not cells:
+        return "nothing was measured"
+    if all(sum(cell.errors.values()) == cell.requests for cell in cells):
+        kinds = sorted({kind for cell in cells for kind in cell.errors})
+        return f"every request failed ({', '.join(kinds)})"
+    if fallen := sum(cell.errors.get("not_as_asked", 0) for cell in cells):
+        return f"{fallen} requests were not drafted as asked"
+    floor = from_deployment(deployment, "").tau_floor
+    if variant.mode in ("chain", "tree") and variant.budget != "auto":
+        low = [cell.tau.value for cell in cells if cell.tau is not None and cell.tau.value < floor]
+        if low and (variant.budget is None or variant.budget > 1):
+            return f"tau is {min(low):.2f}, below {floor:g}: speculation brings nothing"
+    return ""
+
+
+def _violations(verdict: Verdict) -> str:
+    found = [finding for finding in verdict.findings if finding.status.value == "violated"]
+    return "; ".join(f"{each.claim}: {'; '.join(each.evidence[:2])}" for each in found) or "verification failed"
+
+
+def _key(deployment: Deployment) -> str | None:
+    secret = deployment.secrets.api_key
+    return fetch_secret(secret, "secrets.api_key") if secret is not None else None

@@ -1,0 +1,191 @@
+"""What ``ddtree verify`` is pointed at, and what it is held to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ddtree.cli.options import Mode as DecodeMode
+from ddtree.cli.options import parse_budget
+from ddtree.errors import UserError
+from ddtree.verify import Expectation, checked_url, from_deployment
+
+
+class Speculation(StrEnum):
+    """Whether tokens are drafted."""
+
+    yes = "speculation"
+    none = "none"
+
+
+class OnOff(StrEnum):
+    """A switch."""
+
+    on = "on"
+    off = "off"
+
+
+class EngineName(StrEnum):
+    """Engines whose pages are known."""
+
+    native = "native"
+    sglang = "sglang"
+    vllm = "vllm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What a bare address is held to; a deployment file declares all of it by itself."""
+
+    expect: Annotated[
+        Speculation | None, typer.Option(help="Whether speculation must be active. Default: speculation.")
+    ] = None
+    engine: Annotated[EngineName | None, typer.Option(help="The engine that must answer. Default: any.")] = None
+    served_model_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model to ask for. Default: the server's first.")
+    ] = None
+    algorithm: Annotated[str | None, typer.Option(metavar="NAME", help="ddtree, dflash, or an engine's own.")] = None
+    budget: Annotated[str | None, typer.Option(metavar="N|auto", help="Nodes of a draft tree.")] = None
+    top_k_cap: Annotated[int | None, typer.Option(min=1, metavar="K", help="Candidates a position.")] = None
+    block_size: Annotated[int | None, typer.Option(min=2, metavar="N", help="Tokens of a drafted block.")] = None
+    draft_window: Annotated[
+        str | None, typer.Option(metavar="N|all", help="Context tokens that the drafter attends to.")
+    ] = None
+    context_length: Annotated[int | None, typer.Option(min=2, metavar="N", help="Longest context in tokens.")] = None
+    model: Annotated[str | None, typer.Option(metavar="DIR|ID", help="Where the target comes from.")] = None
+    draft: Annotated[str | None, typer.Option(metavar="DIR|ID", help="Where the drafter comes from.")] = None
+    attention_backend: Annotated[str | None, typer.Option(metavar="NAME", help="The attention backend.")] = None
+    graphs: Annotated[OnOff | None, typer.Option(help="Whether CUDA graphs must be replayed.")] = None
+    tau_floor: Annotated[float | None, typer.Option(min=1, help="Least committed tokens per round.")] = None
+    tok_s_floor: Annotated[float | None, typer.Option(min=0, help="Least decode speed of one request.")] = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """Attributes:
+    unit: systemd unit of the service, where its journal may be read here.
+    """
+
+    url: str
+    expectation: Expectation
+    key: str | None = None
+    unit: str | None = None
+
+
+def resolve(target: str, url: str | None, declared: Declared) -> Target:
+    """An address with its flags, or a deployment file.
+
+    Raises:
+        UserError: neither, or flags beside a file.
+    """
+    if target.endswith(".toml") or Path(target).is_file():
+        return _from_file(Path(target), url, declared)
+    if url is not None:
+        raise UserError("--url beside an address", "leave one of them out")
+    return Target(checked_url(target), _from_flags(declared))
+
+
+def _from_flags(declared: Declared) -> Expectation:
+    if declared.expect is Speculation.none:
+        for flag, value in {
+            "--algorithm": declared.algorithm,
+            "--budget": declared.budget,
+            "--top-k-cap": declared.top_k_cap,
+            "--block-size": declared.block_size,
+            "--draft-window": declared.draft_window,
+            "--tau-floor": declared.tau_floor,
+            "--draft": declared.draft,
+        }.items():
+            if value is not None:
+                raise UserError(f"{flag} has no meaning with --expect none", "leave one of them out")
+    settings: dict[str, Any] = {
+        "algorithm": declared.algorithm.lower() if declared.algorithm else None,
+        "budget": parse_budget(declared.budget, DecodeMode.tree),
+        "top_k_cap": declared.top_k_cap,
+        "block_size": declared.block_size,
+        "context_length": declared.context_length,
+        "model": declared.model,
+        "drafter": declared.draft,
+        "attention_backend": declared.attention_backend,
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if declared.draft_window is not None:
+        settings["draft_window"] = _window(declared.draft_window)
+    expectation = Expectation(
+        engine=declared.engine.value if declared.engine else None,
+        model_name=declared.served_model_name,
+        speculates="none" if declared.expect is Speculation.none else "yes",
+        settings=settings,
+        tok_s_floor=declared.tok_s_floor,
+        graphs=None if declared.graphs is None else declared.graphs is OnOff.on,
+    )
+    return expectation if declared.tau_floor is None else replace(expectation, tau_floor=declared.tau_floor)
+
+
+def _window(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
+        raise UserError(f"--draft-window is {text!r}", "write a number of tokens, or all")
+    return int(text)
+
+
+def _from_file(file: Path, url: str | None, declared: Declared) -> Target:
+    if given := [name for name, value in vars(declared).items() if value is not None]:
+        flag = "--" + given[0].replace("_", "-")
+        raise UserError(f"{flag} beside a deployment file, which declares that itself", f"leave {flag} out")
+    from ddtree.deploy.deployment import load_deployment
+
+    deployment = load_deployment(file)
+    service, host = deployment.service, deployment.host
+    if url is None:
+        url = f"http://{_reachable(service.address, host.address if host.kind == 'ssh' else None)}:{service.port}"
+    key = _secret(deployment.secrets.api_key) if deployment.secrets.api_key is not None else None
+    is_unit = host.kind == "local" and service.supervisor == "systemd" and service.log in (None, "journal")
+    unit = f"{service.name}.service" if is_unit else None
+    return Target(checked_url(url), from_deployment(deployment, str(file)), key, unit)
+
+
+def _reachable(address: str, host: str | None) -> str:
+    """Where a service that listens on ``address`` answers from here."""
+    if host is not None:
+        if address in ("127.0.0.1", "localhost", "::1"):
+            raise UserError(
+                f"the service listens on {address} of {host}, which is another machine",
+                "run verify on that machine, or forward its port and give --url",
+            )
+        address = host if address in ("0.0.0.0", "::") else address
+    elif address in ("0.0.0.0", "::"):
+        address = "127.0.0.1" if address == "0.0.0.0" else "::1"
+    return f"[{address}]" if ":" in address else address
+
+
+def read_key(file: Path) -> str:
+    """The first line of a file that is no remark.
+
+    Raises:
+        UserError: there is none, or the file cannot be read.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"cannot read the key file {file} ({why})", "give --api-key-file a file") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if not keys or not keys[0].isascii() or not keys[0].isprintable():
+        raise UserError(f"the key file {file} holds no key", "write the key on a line of its own")
+    return keys[0]
+
+
+def _secret(secret: Any) -> str:
+    if secret.file is not None:
+        return read_key(Path(secret.file))
+    value = os.environ.get(secret.env, "")
+    if not value:
+        raise UserError(f"the environment variable {secret.env} with the key is not set", "set it, as for deploy")
+    return value

@@ -1,0 +1,321 @@
+"""The plots of a report. Colours tell modes, and stay apart for readers who see few of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from ddtree.bench.statistics import Estimate
+from ddtree.report.configuration import Configuration
+from ddtree.report.drawing import (
+    COLOURS,
+    FAINT,
+    INK,
+    MODE_COLOURS,
+    Drawing,
+    canvas_of,
+    cycle,
+    finished,
+    heat,
+    house_style,
+    legend,
+    panels_of,
+    spread,
+)
+from ddtree.report.results import Measurement, ResultSet
+
+
+def drawings(results: ResultSet) -> list[Drawing]:
+    """Every plot that the results have data for.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    with house_style():
+        found: list[Drawing | None] = []
+        for workload in results.workloads:
+            rows = results.of(workload)
+            found += [
+                _modes(workload, rows),
+                _speed_by_budget(workload, rows),
+                _tau_by_budget(workload, rows),
+                _tau_by_context(workload, rows),
+                _pareto(workload, rows),
+                _accepted(workload, rows),
+                *_heat_maps(workload, rows),
+            ]
+        return [drawing for drawing in found if drawing is not None]
+
+
+def _modes(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
+    """Bars: every configuration at each concurrency."""
+    context = _shortest_context(rows)
+    rows = [each for each in rows if each.numbers.key.context_tokens == context and each.numbers.total_tok_s]
+    configurations = _ordered(each.configuration for each in rows)
+    if len(configurations) < 2:
+        return None
+    concurrencies = sorted({each.numbers.key.concurrency for each in rows})
+    canvas, axes = canvas_of(height=1.4 + 0.26 * len(configurations) * len(concurrencies) + 0.35 * len(concurrencies))
+    ticks, names, place = [], [], 0.0
+    for concurrency in concurrencies:
+        start = place
+        for configuration in configurations:
+            each = next(
+                (r for r in rows if r.configuration == configuration and r.numbers.key.concurrency == concurrency), None
+            )
+            if each is None:
+                continue
+            total = _sure(each.numbers.total_tok_s)
+            axes.barh(place, total.value, height=0.78, color=MODE_COLOURS.get(configuration.mode, COLOURS[5]))
+            axes.errorbar(total.value, place, xerr=spread([total]), fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
+            axes.text(total.high, place, f"  {total.value:.3g}", va="center", fontsize=8.5)
+            ticks.append(place)
+            names.append(configuration.name)
+            place += 1
+        label = f"{concurrency} at a time"
+        axes.text(
+            1.0,
+            (start + place - 1) / 2,
+            label,
+            transform=axes.get_yaxis_transform(),
+            rotation=270,
+            va="center",
+            ha="left",
+            fontsize=9,
+            color=FAINT,
+        )
+        place += 0.7
+    axes.set_yticks(ticks, names, fontsize=9)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.12, y=0.02)
+    axes.set_xlabel("tokens a second, all requests together")
+    caption = f"Total speed of every configuration on {workload}, {_length(context)}; whiskers are 95 % intervals."
+    return finished(canvas, f"speed-{workload}", f"Speed of each configuration: {workload}", caption)
+
+
+def _speed_by_budget(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
+    return _by_budget(
+        workload,
+        rows,
+        "user-speed",
+        "Speed of one user against budget",
+        "tokens a second of one user",
+        lambda each: each.numbers.user_tok_s,
+        with_plain=True,
+    )
+
+
+def _tau_by_budget(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
+    return _by_budget(
+        workload,
+        rows,
+        "tau",
+        "Tau against budget",
+        "committed tokens a round (tau)",
+        lambda each: each.numbers.tau,
+        with_plain=False,
+    )
+
+
+def _by_budget(
+    workload: str,
+    rows: Sequence[Measurement],
+    name: str,
+    title: str,
+    label: str,
+    value: Callable[[Measurement], Estimate | None],
+    with_plain: bool,
+) -> Drawing | None:
+    context = _shortest_context(rows)
+    rows = [each for each in rows if each.numbers.key.context_tokens == context and value(each)]
+    trees = [each for each in rows if isinstance(each.configuration.budget, int) and each.configuration.mode == "tree"]
+    budgets = sorted({_budget(each) for each in trees})
+    if len(budgets) < 2:
+        return None
+    concurrencies = sorted({each.numbers.key.concurrency for each in trees})
+    canvas, panels = panels_of(len(concurrencies))
+    for concurrency, axes in zip(concurrencies, panels, strict=True):
+        lines: dict[str, list[Measurement]] = defaultdict(list)
+        for each in trees:
+            if each.numbers.key.concurrency == concurrency:
+                lines[each.configuration.family].append(each)
+        for place, ((family, line), colour) in enumerate(zip(sorted(lines.items()), cycle(), strict=False)):
+            aside = 0.05 * (place - (len(lines) - 1) / 2)  # so that whiskers do not hide each other
+            line.sort(key=_budget)
+            found = [_sure(value(each)) for each in line]
+            axes.errorbar(
+                [budgets.index(_budget(each)) + aside for each in line],
+                [each.value for each in found],
+                yerr=spread(found),
+                marker="o",
+                markersize=5,
+                linewidth=1.8,
+                capsize=3,
+                color=colour,
+                label=family,
+            )
+        if with_plain:
+            for each in rows:
+                if each.configuration.mode in ("ar", "chain") and each.numbers.key.concurrency == concurrency:
+                    plain = _sure(value(each))
+                    colour = MODE_COLOURS[each.configuration.mode]
+                    axes.axhline(
+                        plain.value, color=colour, linestyle="--", linewidth=1.4, label=each.configuration.name
+                    )
+        axes.set_xticks(range(len(budgets)), [str(budget) for budget in budgets])
+        axes.set_xlabel("budget (nodes)")
+        axes.set_title(f"{concurrency} at a time")
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.08)
+    panels[0].set_ylabel(label)
+    legend(canvas, panels)
+    caption = f"{title} on {workload}, {_length(context)}; whiskers are 95 % intervals."
+    return finished(canvas, f"{name}-by-budget-{workload}", f"{title}: {workload}", caption)
+
+
+def _tau_by_context(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
+    rows = [each for each in rows if each.numbers.tau and each.configuration.mode != "ar"]
+    lowest = min((each.numbers.key.concurrency for each in rows), default=1)
+    rows = [each for each in rows if each.numbers.key.concurrency == lowest]
+    rows = [each for each in rows if sum(other.configuration == each.configuration for other in rows) > 1]
+    contexts = sorted({each.numbers.key.context_tokens for each in rows}, key=lambda context: context or 0)
+    if len(contexts) < 2:
+        return None
+    canvas, axes = canvas_of(height=3.6)
+    for configuration, colour in zip(_ordered(each.configuration for each in rows), cycle(), strict=False):
+        line = [each for each in rows if each.configuration == configuration]
+        line.sort(key=lambda each: each.numbers.key.context_tokens or 0)
+        found = [_sure(each.numbers.tau) for each in line]
+        axes.errorbar(
+            [contexts.index(each.numbers.key.context_tokens) for each in line],
+            [each.value for each in found],
+            yerr=spread(found),
+            marker="o",
+            markersize=5,
+            linewidth=1.8,
+            capsize=3,
+            color=colour,
+            label=configuration.name,
+        )
+    axes.set_xticks(range(len(contexts)), ["as is" if c is None else f"{c:,}" for c in contexts])
+    axes.set_xlabel("context (tokens)")
+    axes.set_ylabel("committed tokens a round (tau)")
+    axes.set_ylim(bottom=0)
+    legend(canvas, [axes])
+    caption = f"Tau by length of context on {workload}, {lowest} at a time."
+    return finished(canvas, f"tau-by-context-{workload}", f"Tau against context: {workload}", caption)
+
+
+def _pareto(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
+    context = _shortest_context(rows)
+    rows = [
+        each
+        for each in rows
+        if each.numbers.key.context_tokens == context and each.numbers.total_tok_s and each.numbers.user_tok_s
+    ]
+    if len({each.numbers.key.concurrency for each in rows}) < 2:
+        return None
+    canvas, axes = canvas_of(height=4.4)
+    for configuration, colour in zip(_ordered(each.configuration for each in rows), cycle(), strict=False):
+        line = sorted(
+            (each for each in rows if each.configuration == configuration),
+            key=lambda each: each.numbers.key.concurrency,
+        )
+        across = [_sure(each.numbers.user_tok_s).value for each in line]
+        up = [_sure(each.numbers.total_tok_s).value for each in line]
+        axes.plot(across, up, marker="o", markersize=5.5, linewidth=1.6, color=colour, label=configuration.name)
+        for x, y, each in zip(across, up, line, strict=True):
+            axes.annotate(
+                str(each.numbers.key.concurrency), (x, y), textcoords="offset points", xytext=(6, 4), fontsize=8
+            )
+    axes.set_xlabel("tokens a second of one user")
+    axes.set_ylabel("tokens a second in total")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.margins(0.1)
+    legend(canvas, [axes])
+    caption = (
+        f"What one user gets against what all get, on {workload}, {_length(context)}. Numbers beside the points are "
+        "requests at a time; further up and to the right is better."
+    )
+    return finished(canvas, f"pareto-{workload}", f"Throughput against speed of one user: {workload}", caption)
+
+
+def _accepted(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
+    context = _shortest_context(rows)
+    rows = [
+        each
+        for each in rows
+        if each.numbers.accepted and each.configuration.mode != "ar" and each.numbers.key.context_tokens == context
+    ]
+    if not rows:
+        return None
+    lowest = min(each.numbers.key.concurrency for each in rows)
+    rows = [each for each in rows if each.numbers.key.concurrency == lowest]
+    rows.sort(key=lambda each: each.configuration.order)
+    longest = max(max(each.numbers.accepted) for each in rows)
+    canvas, axes = canvas_of(height=1.2 + 0.42 * len(rows))
+    grid = [
+        [
+            100 * each.numbers.accepted.get(length, 0) / sum(each.numbers.accepted.values())
+            for length in range(1, longest + 1)
+        ]
+        for each in rows
+    ]
+    heat(
+        axes, grid, [str(length) for length in range(1, longest + 1)], [each.configuration.name for each in rows], ".0f"
+    )
+    axes.set_xlabel("tokens that a round committed, the bonus token included")
+    caption = f"Of 100 rounds, how many committed so many tokens: {workload}, {_length(context)}, {lowest} at a time."
+    return finished(canvas, f"accepted-{workload}", f"Accepted lengths: {workload}", caption)
+
+
+def _heat_maps(workload: str, rows: Sequence[Measurement]) -> list[Drawing | None]:
+    rows = [each for each in rows if each.numbers.total_tok_s]
+    contexts = sorted({each.numbers.key.context_tokens for each in rows}, key=lambda context: context or 0)
+    concurrencies = sorted({each.numbers.key.concurrency for each in rows})
+    if len(contexts) < 2 or len(concurrencies) < 2:
+        return []
+    found: list[Drawing | None] = []
+    for configuration in _ordered(each.configuration for each in rows):
+        at = {
+            (each.numbers.key.context_tokens, each.numbers.key.concurrency): _sure(each.numbers.total_tok_s).value
+            for each in rows
+            if each.configuration == configuration
+        }
+        if len(at) < 4:
+            continue
+        canvas, axes = canvas_of(height=1.3 + 0.5 * len(contexts), width=1.8 + 1.1 * len(concurrencies))
+        grid = [[at.get((context, concurrency), float("nan")) for concurrency in concurrencies] for context in contexts]
+        names = ["as is" if context is None else f"{context:,} tokens" for context in contexts]
+        heat(axes, grid, [str(concurrency) for concurrency in concurrencies], names, ".3g")
+        axes.set_xlabel("requests at a time")
+        title = f"Context and concurrency, {configuration.name}: {workload}"
+        slug = "".join(letter if letter.isalnum() else "-" for letter in configuration.name)
+        caption = f"Tokens a second in total on {workload} with {configuration.name}."
+        found.append(finished(canvas, f"matrix-{slug}-{workload}", title, caption))
+    return found
+
+
+def _ordered(configurations: Iterable[Configuration]) -> list[Configuration]:
+    return sorted(set(configurations), key=lambda each: each.order)
+
+
+def _shortest_context(rows: Sequence[Measurement]) -> int | None:
+    return min((each.numbers.key.context_tokens for each in rows), key=lambda context: context or 0, default=None)
+
+
+def _length(context: int | None) -> str:
+    return "prompts as they are" if context is None else f"{context:,} tokens of context"
+
+
+def _sure(estimate: Estimate | None) -> Estimate:
+    """Rows without it were left out before."""
+    assert estimate is not None
+    return estimate
+
+
+def _budget(each: Measurement) -> int:
+    assert isinstance(each.configuration.budget, int)
+    return each.configuration.budget

@@ -1,0 +1,325 @@
+"""The findings report as Markdown: what was found first, then the numbers, then how to get them again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from ddtree.bench.grade.run import Grades
+from ddtree.bench.statistics import Estimate
+from ddtree.report.compare import Change
+from ddtree.report.drawing import Drawing
+from ddtree.report.recommend import Recommendation, told_place
+from ddtree.report.results import ResultSet
+from ddtree.report.roofline import Machine, Share
+
+_LAG_MS = 25.0
+_QUANTITIES = {
+    "user_tok_s": "tok/s of one user",
+    "total_tok_s": "tok/s in total",
+    "ttft_ms": "TTFT ms",
+    "errors": "share of errors",
+    "all": "everything",
+}
+
+
+def findings(
+    title: str,
+    results: ResultSet,
+    recommendations: Sequence[Recommendation],
+    drawings: Sequence[Drawing],
+    roofline: tuple[Machine, list[Share]] | None,
+    changes: Sequence[Change] | None,
+    threshold: float,
+) -> str:
+    """The report's text; drawings are linked as ``figures/NAME.svg``."""
+    parts = [f"# {title}", _summary(results), _recommended(recommendations)]
+    if changes is not None:
+        parts.append(_comparison(changes, threshold))
+    parts += [_speeds(results), _figures(drawings), _grades(results.grades), _roofline(roofline), _failures(results)]
+    parts += [_method(results), _reproduce(results)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _summary(results: ResultSet) -> str:
+    if not results.measurements:
+        return ""
+    requests = sum(each.numbers.requests for each in results.measurements)
+    errors = sum(sum(each.numbers.errors.values()) for each in results.measurements)
+    configurations = len(results.configurations)
+    engines = sorted({session.engine for session in results.sessions})
+    first = min((session.started_at for session in results.sessions), default=0.0)
+    day = datetime.fromtimestamp(first, UTC).strftime("%Y-%m-%d")
+    return (
+        f"{configurations} configuration{'s' * (configurations != 1)} on {', '.join(results.workloads)}: "
+        f"{requests:,} requests, {errors} of them with errors. Engine: {', '.join(engines)}. Measured from {day}."
+    )
+
+
+def _recommended(recommendations: Sequence[Recommendation]) -> str:
+    first, *others = recommendations
+    parts = ["## Recommendation", _one_recommended(first)]
+    for other in others:
+        if len(other.standings) > 1:
+            where = "; ".join(place for place, _, _ in other.best_by_place)
+            parts.append(f"### Measured apart: {where}\n\n{_one_recommended(other)}")
+    return "\n\n".join(parts)
+
+
+def _one_recommended(recommendation: Recommendation) -> str:
+    if recommendation.configuration is None:
+        return f"None: {recommendation.reason}."
+    parts = [f"**{recommendation.configuration.name}**: {recommendation.reason}."]
+    if len(recommendation.standings) > 1:
+        rows = [
+            (each.configuration.name, f"{each.score:.1%}", f"{each.worst:.1%}", each.worst_place)
+            for each in recommendation.standings
+        ]
+        parts.append(_table(("configuration", "of the best", "at its worst", "where"), rows, "lrrl"))
+    if len(recommendation.best_by_place) > 1:
+        fastest = [(place, name, f"{speed:,.1f}") for place, name, speed in recommendation.best_by_place]
+        names = ("place", "configuration", "tok/s in total")
+        parts.append("Fastest in each place:\n\n" + _table(names, fastest, "llr"))
+    if recommendation.left_out:
+        parts.append("Not considered:\n\n" + "\n".join(f"- {name}: {why}" for name, why in recommendation.left_out))
+    return "\n\n".join(parts)
+
+
+def _comparison(changes: Sequence[Change], threshold: float) -> str:
+    counts = Counter(change.judgement for change in changes)
+    bad = counts["regression"] + counts["lost"]
+    verdict = f"**{bad} regressions**" if bad else "No regression"
+    rows = [
+        (
+            change.configuration,
+            change.place,
+            _QUANTITIES[change.quantity],
+            _number(change.old),
+            _number(change.new),
+            "-" if change.ratio is None else f"{change.ratio:.3f}",
+            f"**{change.judgement}**" if change.judgement in ("regression", "lost") else change.judgement,
+        )
+        for change in changes
+        if change.judgement != "same"
+    ]
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    head = f"## Against the baseline\n\n{verdict} beyond {threshold:.0%} ({told})."
+    if not rows:
+        return head
+    names = ("configuration", "place", "quantity", "before", "now", "now / before", "judgement")
+    return f"{head}\n\n{_table(names, rows, 'lllrrrl')}"
+
+
+def _speeds(results: ResultSet) -> str:
+    if not results.measurements:
+        return ""
+    parts = ["## Numbers"]
+    for place in dict.fromkeys(each.place for each in results.measurements):
+        rows = []
+        for each in results.measurements:
+            if each.place != place:
+                continue
+            numbers = each.numbers
+            rows.append(
+                (
+                    each.configuration.name,
+                    _estimate(numbers.user_tok_s, ".1f"),
+                    _estimate(numbers.total_tok_s, ".1f") + ("" if numbers.total_is_steady else " *"),
+                    _estimate(numbers.ttft_ms, ".0f"),
+                    _number(numbers.ttft_p95_ms, ".0f"),
+                    _estimate(numbers.tau, ".2f"),
+                    f"{sum(numbers.errors.values())}/{numbers.requests}",
+                )
+            )
+        names = ("configuration", "tok/s of one user", "tok/s in total", "TTFT ms", "TTFT p95", "tau", "errors")
+        parts.append(f"### {told_place(place)}\n\n{_table(names, rows, 'lrrrrrr')}")
+    if any(not each.numbers.total_is_steady for each in results.measurements):
+        parts.append("\\* over whole repetitions: there was no steady window in each of them.")
+    return "\n\n".join(parts)
+
+
+def _figures(drawings: Sequence[Drawing]) -> str:
+    if not drawings:
+        return ""
+    parts = [f"### {each.title}\n\n![{each.title}](figures/{each.name}.svg)\n\n{each.caption}" for each in drawings]
+    return "## Plots\n\n" + "\n\n".join(parts)
+
+
+def _grades(grades: Sequence[Grades]) -> str:
+    parts = []
+    for each in grades:
+        scores = []
+        for score in each.scores:
+            share = score.pass_at_1
+            told = "-" if share is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+            scores.append((score.side, told, f"{score.passed} of {score.judged}", str(score.errors)))
+        table = _table(("side", "pass@1", "passed", "no answer"), scores, "lrrr")
+        parts.append(f"### {each.record.workload.name}\n\n{table}")
+        for side in list(each.record.sides)[1:]:
+            compared = [row for row in each.comparisons if row.side == side]
+            kinds = Counter(row.parting.kind for row in compared)
+            told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+            changed = [row for row in compared if row.verdict_changed]
+            against = compared[0].against if compared else "-"
+            parts.append(f"{side} against {against}: {told}; {len(changed)} verdicts changed.")
+            shown = [row for row in compared if row.verdict_changed or row.parting.kind == "fault"]
+            if shown:
+                rows = [
+                    (
+                        row.problem_id,
+                        f"{row.verdicts[1]} to {row.verdicts[0]}",
+                        row.parting.kind,
+                        str(row.parting.index),
+                        _number(row.parting.gap_nats, ".4f"),
+                        row.parting.detail,
+                    )
+                    for row in shown
+                ]
+                names = ("problem", "verdict", "texts", "token", "gap (nats)", "evidence")
+                parts.append(_table(names, rows, "lllrrl"))
+        if each.record.note:
+            parts.append(f"Note: {each.record.note}.")
+        parts.append(f"Programs ran in isolation by: {each.record.isolation}.")
+    return "## Correctness\n\n" + "\n\n".join(parts) if parts else ""
+
+
+def _roofline(roofline: tuple[Machine, list[Share]] | None) -> str:
+    if roofline is None:
+        return (
+            "## Fraction of the bound\n\nNot told: the memory bandwidth of the hardware or the size of the weights is "
+            "not known. Give --target-gb, --drafter-gb and, for hardware without a data sheet here, --bandwidth-gb-s."
+        )
+    machine, found = roofline
+    rows = [
+        (
+            each.measurement.configuration.name,
+            told_place(each.measurement.place),
+            f"{each.measurement.numbers.user_tok_s.value:,.1f}" if each.measurement.numbers.user_tok_s else "-",
+            f"{each.bound_tok_s:,.1f}",
+            f"{each.share:.1%}",
+        )
+        for each in found
+    ]
+    head = (
+        f"## Fraction of the bound\n\nAgainst reading {machine.target_gb:g} GB of the target and "
+        f"{machine.drafter_gb:g} GB "
+        f"of the drafter once a round at {machine.bandwidth_gb_s:g} GB/s ({machine.source}); K/V, arithmetic and "
+        "launches are left out of the bound, and tau is the measured one."
+    )
+    return f"{head}\n\n{_table(('configuration', 'place', 'tok/s', 'bound', 'share'), rows, 'llrrr')}"
+
+
+def _failures(results: ResultSet) -> str:
+    rows: list[tuple[str, str, str]] = []
+    for each in results.measurements:
+        for kind, count in each.numbers.errors.items():
+            place = f"{each.configuration.name}; {told_place(each.place)}"
+            rows.append((place, kind, f"{count} of {each.numbers.requests} requests"))
+    for point in results.points:
+        if point.status not in ("measured", "same"):
+            rows.append((point.point, point.status, point.reason))
+    rows += [(text.split(":", 1)[0], "unfinished", text.split(":", 1)[1].strip()) for text in results.unfinished]
+    if late := [each.numbers.client_lag_ms for each in results.measurements if each.numbers.client_lag_ms > _LAG_MS]:
+        told = f"the client's event loop was late by up to {max(late):.0f} ms: a busy machine; latencies hold it too"
+        rows.append((f"{len(late)} of {len(results.measurements)} cells", "client lag", told))
+    for each in results.measurements:
+        place = f"{each.configuration.name}; {told_place(each.place)}"
+        rows += [(place, "server's note", told) for told in each.numbers.notes]
+    same = [point for point in results.points if point.status == "same"]
+    parts = ["## Failures and remarks"]
+    parts.append(_table(("what", "kind", "detail"), rows, "lll") if rows else "None.")
+    if same:
+        parts.append("Points that differ only in keys without effect ran once: ")
+        parts.append("\n".join(f"- {point.point}: as {point.same_as}" for point in same))
+    return "\n\n".join(parts)
+
+
+def _method(results: ResultSet) -> str:
+    if not results.measurements:
+        return ""
+    repetitions = sorted({each.numbers.repetitions for each in results.measurements})
+    cached = [each.numbers.cached_share for each in results.measurements if each.numbers.cached_share is not None]
+    lines = [
+        f"- Repetitions: {', '.join(map(str, repetitions))}; repetition after repetition, the cells of each in another "
+        "order. Values are medians; in brackets are 95 % intervals from a bootstrap over repetitions and the requests "
+        "in them" + (", which are too narrow for fewer than 5 repetitions." if repetitions[0] < 5 else "."),
+        "- tok/s of one user: (tokens - 1) / (last - first event), by the tokens of usage. TTFT is apart from it.",
+        "- tok/s in total: tokens that arrived in the steady window, from when every slot had its first token until "
+        "the last request was sent, over its length.",
+        "- tau: committed tokens per round, the bonus token included, by "
+        + " and ".join(
+            sorted({f"the {each.numbers.tau_from}" for each in results.measurements if each.numbers.tau_from})
+        )
+        + ".",
+        "- Requests with errors are counted and enter no other number.",
+    ]
+    if cached:
+        lines.append(f"- Of prompt tokens, {min(cached):.0%} to {max(cached):.0%} came from the server's prefix cache.")
+    return "## How it was measured\n\n" + "\n".join(lines)
+
+
+def _reproduce(results: ResultSet) -> str:
+    commands = list(dict.fromkeys(_command(session.command) for session in results.sessions))
+    commands += [command for each in results.grades if (command := _command(each.record.command)) not in commands]
+    parts = ["## How to get it again", "```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```"]
+    rows = []
+    if results.sessions:
+        last = results.sessions[-1]
+        versions = ", ".join(f"{name} {version}" for name, version in last.versions.items() if version)
+        rows += [
+            ("commit", last.commit or "not from a checkout"),
+            ("versions", versions),
+            ("machine", f"{last.host.get('cpu')}, {last.host.get('cores')} cores, {last.host.get('memory_gib')} GiB"),
+            (
+                "GPUs",
+                ", ".join(f"{gpu.get('name')} (driver {gpu.get('driver_version')})" for gpu in last.gpus) or "none",
+            ),
+        ]
+        rows += [("deployment", s.deployment_sha256) for s in results.sessions[-1:] if s.deployment_sha256]
+    for run in results.runs[:1]:
+        rows += [
+            (f"prompts: {w.name}", f"{w.prompts} from {w.source}, SHA-256 {w.sha256[:16]}") for w in run.plan.workloads
+        ]
+    if rows:
+        parts.append(_table(("", ""), rows, "ll"))
+    facts = _server_facts(results)
+    if facts:
+        parts.append(f"The server's own account, at the last start:\n\n```json\n{facts}\n```")
+    return "\n\n".join(parts)
+
+
+def _server_facts(results: ResultSet) -> str:
+    for session in reversed(results.sessions):
+        info = session.server_facts.get("/server_info") or session.server_facts.get("/get_server_info")
+        if info:
+            shown = {
+                name: info[name] for name in ("versions", "commit", "requested", "effective") if name in info
+            } or info
+            text = json.dumps(shown, indent=1, sort_keys=True)
+            return text if len(text) < 6000 else text[:6000] + "\n... (the rest is in sessions.jsonl)"
+    return ""
+
+
+def _command(words: Sequence[str]) -> str:
+    return shlex.join(word for word in words if word != "--resume")
+
+
+def _estimate(estimate: Estimate | None, spec: str) -> str:
+    return "-" if estimate is None else f"{estimate:{spec}}"
+
+
+def _number(value: float | None, spec: str = ".3g") -> str:
+    return "-" if value is None else f"{value:{spec}}"
+
+
+def _table(names: Iterable[str], rows: Iterable[Sequence[str]], alignment: str) -> str:
+    """A Markdown table; bars in cells are kept from splitting them."""
+    rule = "|".join(" ---: " if side == "r" else " --- " for side in alignment)
+    lines = [f"| {' | '.join(names)} |", f"|{rule}|"]
+    for row in rows:
+        cells = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

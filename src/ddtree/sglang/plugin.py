@@ -1,0 +1,41 @@
+"""The entry point: registers DDTREE with the SGLang that loads it, or says in one line why not."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+NAME, SECOND_NAME = "DDTREE", "DDTREE_PLUGIN"
+
+
+def register() -> None:
+    """Called by SGLang in every process that loads plugins; safe to call again."""
+    from ddtree.sglang.signatures import check_installed
+
+    version, differences = check_installed()
+    if differences:
+        logger.error(
+            "ddtree does not know SGLang %s and registers nothing: %s; use SGLang 0.5.16 or 0.5.17",
+            version, "; ".join(differences),
+        )  # fmt: skip
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import get_spec
+
+    from ddtree.sglang import capture_hooks, flags
+    from ddtree.sglang.algorithm import DDTreeAlgorithm, worker_class
+
+    name = NAME
+    if NAME in SpeculativeAlgorithm.__members__:
+        name = SECOND_NAME
+        logger.warning("SGLang %s has a DDTREE of its own: ours is --speculative-algorithm %s", version, name)
+    if get_spec(name) is not None:
+        return
+    SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=DDTreeAlgorithm)(worker_class)
+    HookRegistry.register(capture_hooks.CAPTURE, capture_hooks.mask_in_capture, HookType.AFTER)
+    HookRegistry.register(capture_hooks.DUMMY, capture_hooks.mask_in_dummy, HookType.AFTER)
+    HookRegistry.register(capture_hooks.REQUEST, capture_hooks.refuse_request, HookType.AFTER)
+    HookRegistry.register("sglang.srt.server_args.ServerArgs.add_cli_args", flags.add_flags, HookType.AFTER)
+    HookRegistry.register("sglang.srt.server_args.ServerArgs.from_cli_args", flags.take_flags, HookType.AROUND)

@@ -1,0 +1,115 @@
+"""Resolving SGLang's arguments for DDTREE: refusals first, then the fields that SGLang's core reads."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from ddtree.sglang.refusals import why_backend_refused, why_refused
+from ddtree.sglang.settings import Asked, SettingsError, resolve
+
+logger = logging.getLogger(__name__)
+
+TREE_TOPK = 2
+"""Any ``speculative_eagle_topk`` above 1 turns the attention backends to trees; our cap is kept in our own settings."""
+
+MAX_RUNNING_REQUESTS = 48
+
+
+def resolve_server_args(server_args: Any) -> None:
+    """Check and complete ``server_args`` in place.
+
+    Raises:
+        SettingsError: something asked for cannot be; one line says what and what to do instead.
+    """
+    view = resolved_view(server_args)
+    if server_args.speculative_eagle_topk not in (None, TREE_TOPK):
+        raise SettingsError("DDTREE: --speculative-eagle-topk is EAGLE's: use --speculative-ddtree-topk-cap")
+    asked = Asked.from_environment()
+    block = server_args.speculative_dflash_block_size
+    settings = resolve(
+        asked,
+        server_args.speculative_num_draft_tokens,
+        drafter_block_size(server_args) if block is None else int(block),
+    )
+    if settings is None:
+        _turn_off(server_args)
+        return
+    if reason := why_refused(view):
+        raise SettingsError(f"DDTREE: {reason}")
+    _check_backends(view, server_args)
+    window = server_args.speculative_draft_window_size
+    if window is not None and window < settings.block_size:
+        raise SettingsError(
+            f"DDTREE: --speculative-draft-window-size {window} is below the block size {settings.block_size}: raise it"
+        )
+    server_args.speculative_num_draft_tokens = settings.width
+    server_args.speculative_dflash_block_size = settings.block_size
+    server_args.speculative_eagle_topk = TREE_TOPK
+    # SGLang counts on 2 * max(steps * topk, width) slots a request; a block wider than the tree needs more of them.
+    enough = settings.reserve_tokens <= 2 * settings.width
+    server_args.speculative_num_steps = 1 if enough else -(-settings.reserve_tokens // (2 * TREE_TOPK))
+    _resolve_draft_backend(server_args)
+    if server_args.max_running_requests is None:
+        server_args.max_running_requests = MAX_RUNNING_REQUESTS
+        logger.info(
+            "DDTREE: max_running_requests is set to %d; --max-running-requests changes it", MAX_RUNNING_REQUESTS
+        )
+    if server_args.enable_mixed_chunk:
+        server_args.enable_mixed_chunk = False
+        logger.warning("DDTREE: mixed chunked prefill is turned off, a verify batch holds trees only")
+    settings.to_environment()
+    logger.info("DDTREE: %s", settings.one_line())
+
+
+def resolved_view(server_args: Any) -> Any:
+    """SGLang's arguments with the defaults that it has declared so far."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolved_view as view_of
+    except ImportError:
+        return server_args
+    return view_of(server_args)
+
+
+def drafter_block_size(server_args: Any) -> int | None:
+    """The block size in the drafter's config; None where it does not say."""
+    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    path = server_args.speculative_draft_model_path
+    if path is None:
+        return None
+    config = get_config(
+        path,
+        trust_remote_code=server_args.trust_remote_code,
+        revision=server_args.speculative_draft_model_revision,
+        model_override_args=json.loads(server_args.json_model_override_args),
+    )
+    size = parse_dflash_draft_config(draft_hf_config=config).resolve_block_size(default=None)
+    return None if size is None else int(size)
+
+
+def _turn_off(server_args: Any) -> None:
+    logger.warning("DDTREE: budget 0 is plain decoding; the drafter is not loaded")
+    server_args.speculative_algorithm = None
+    server_args.speculative_draft_model_path = None
+    server_args.speculative_draft_model_revision = None
+    server_args.speculative_num_draft_tokens = None
+    server_args.speculative_eagle_topk = None
+
+
+def _check_backends(view: Any, server_args: Any) -> None:
+    prefill = view.prefill_attention_backend or view.attention_backend
+    decode = view.decode_attention_backend or view.attention_backend
+    mla = server_args.use_mla_backend()
+    for backend in dict.fromkeys((prefill, decode)):  # a verify pass may go to either: speculative_attention_mode
+        if reason := why_backend_refused(backend, mla, view.page_size):
+            raise SettingsError(f"DDTREE: {reason}")
+
+
+def _resolve_draft_backend(server_args: Any) -> None:
+    """As for DFLASH: the drafter's block attends both ways, which not every backend can."""
+    from sglang.srt.arg_groups.speculative_hook import _resolve_dflash_draft_attention_backend
+
+    _resolve_dflash_draft_attention_backend(server_args)

@@ -1,0 +1,159 @@
+"""What a DDTREE server runs with: read from flags and environment, resolved once, handed to the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CONFIG_VARIABLE = "DDTREE_SGLANG_CONFIG"
+"""JSON object with ``budget`` and ``topk_cap``: the flags of those who start an Engine without a command line."""
+
+RESOLVED_VARIABLE = "DDTREE_SGLANG_RESOLVED"
+"""The same, resolved: the main process leaves it for the ranks that SGLang spawns."""
+
+DEFAULT_BUDGET = 32
+DEFAULT_TOPK_CAP = 64
+MAX_BUDGET, MAX_TOPK_CAP = 1024, 128
+DEFAULT_BLOCK_SIZE = 16
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be; one line with cause and remedy. SGLang prints it and stops."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for; None where nothing was said.
+
+    Attributes:
+        budget: nodes of a tree without the root; 0 turns speculation off.
+        topk_cap: candidates of one position.
+        fold_tail: False keeps what follows a verify pass out of SGLang's verify graph; slower, easier to debug.
+    """
+
+    budget: int | None = None
+    topk_cap: int | None = None
+    fold_tail: bool = True
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Asked:
+        text = environment.get(CONFIG_VARIABLE)
+        if not text:
+            return cls()
+        try:
+            found = json.loads(text)
+            unknown = sorted(set(found) - {"budget", "topk_cap", "fold_tail"})
+        except (ValueError, TypeError) as error:
+            raise SettingsError(
+                f"{CONFIG_VARIABLE} is not a JSON object ({error}): set it like {{'budget': 32}}"
+            ) from None
+        if unknown:
+            raise SettingsError(
+                f"{CONFIG_VARIABLE} has unknown keys {unknown}: known are budget, topk_cap and fold_tail"
+            )
+        if not isinstance(found.get("fold_tail", True), bool):
+            raise SettingsError(f"{CONFIG_VARIABLE}: fold_tail is true or false")
+        return cls(
+            budget=_whole_number("budget", found.get("budget"), 0, MAX_BUDGET),
+            topk_cap=_whole_number("topk_cap", found.get("topk_cap"), 1, MAX_TOPK_CAP),
+            fold_tail=found.get("fold_tail", True),
+        )
+
+
+@dataclass(frozen=True)
+class TreeSettings:
+    """The resolved shape of a round.
+
+    Attributes:
+        budget: nodes of a tree without the root, at least 1.
+        topk_cap: candidates of one position, at most the budget.
+        block_size: tokens that the drafter sees at once, the root included.
+        fold_tail: whether what follows a verify pass is recorded in its graph.
+    """
+
+    budget: int
+    topk_cap: int
+    block_size: int
+    fold_tail: bool = True
+
+    @property
+    def width(self) -> int:
+        """Rows that the target verifies for each sequence: the root and the nodes."""
+        return self.budget + 1
+
+    @property
+    def depths(self) -> int:
+        """Depth that a tree can reach."""
+        return min(self.block_size - 1, self.budget)
+
+    @property
+    def slots(self) -> int:
+        """K/V slots that a round writes behind the committed ones."""
+        return max(self.width, self.block_size)
+
+    @property
+    def reserve_tokens(self) -> int:
+        """K/V slots to hold beyond what the host knows as committed, which lags one round behind."""
+        return self.depths + 1 + self.slots
+
+    def one_line(self) -> str:
+        return f"budget={self.budget} topk_cap={self.topk_cap} block_size={self.block_size} width={self.width}"
+
+    def to_environment(self) -> None:
+        """Leave it where spawned processes find it."""
+        os.environ[RESOLVED_VARIABLE] = json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> TreeSettings:
+        """What the main process left.
+
+        Raises:
+            SettingsError: it left nothing.
+        """
+        text = os.environ.get(RESOLVED_VARIABLE)
+        if text is None:
+            raise SettingsError(
+                f"{RESOLVED_VARIABLE} is not set in this rank: start by sglang.launch_server or sglang.Engine"
+            )
+        return cls(**json.loads(text))
+
+
+def resolve(asked: Asked, native_draft_tokens: int | None, block_size: int | None) -> TreeSettings | None:
+    """Join what our flags and SGLang's own say; None where the budget is 0.
+
+    Args:
+        asked: from our flags.
+        native_draft_tokens: ``--speculative-num-draft-tokens``, which is the budget plus one.
+        block_size: ``--speculative-dflash-block-size``, else the drafter's own.
+
+    Raises:
+        SettingsError: two flags say different things, or a value is out of range.
+    """
+    native_budget = None if native_draft_tokens is None else native_draft_tokens - 1
+    budget = _agreed(
+        "--speculative-ddtree-budget", asked.budget, "--speculative-num-draft-tokens minus 1", native_budget
+    )
+    budget = _whole_number("budget", DEFAULT_BUDGET if budget is None else budget, 0, MAX_BUDGET)
+    cap = _whole_number("topk_cap", DEFAULT_TOPK_CAP if asked.topk_cap is None else asked.topk_cap, 1, MAX_TOPK_CAP)
+    block = _whole_number("block size", DEFAULT_BLOCK_SIZE if block_size is None else block_size, 2, 32)
+    assert budget is not None and cap is not None and block is not None
+    if budget == 0:
+        return None
+    return TreeSettings(budget, min(cap, budget), block, asked.fold_tail)
+
+
+def _agreed(our_flag: str, ours: int | None, their_flag: str, theirs: int | None) -> int | None:
+    if ours is not None and theirs is not None and ours != theirs:
+        raise SettingsError(f"{our_flag} says {ours} but {their_flag} says {theirs}: give only one of them")
+    return theirs if ours is None else ours
+
+
+def _whole_number(name: str, value: Any, least: int, most: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise SettingsError(f"DDTREE {name} is {value!r}: give a whole number from {least} to {most}")
+    return value

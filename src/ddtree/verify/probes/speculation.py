@@ -1,0 +1,163 @@
+"""Is speculation really active? The engine's verify counters must move with the answers, and rounds must commit more
+than the bonus token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddtree.verify.answer import Answer, Rounds
+from ddtree.verify.effective import Counters
+from ddtree.verify.finding import Finding, proven, unknown, violated
+from ddtree.verify.prompts import speculation_orders
+from ddtree.verify.session import Session
+
+ONE = 1.005
+"""Up to here an acceptance length counts as 1.00: every round commits its bonus token only."""
+
+
+def probe_speculation(session: Session) -> Iterator[Finding]:
+    """Asks the fixed set one after the other and reads the counters before and after. Raises CheckFailed."""
+    orders = speculation_orders(session.options.probe_tokens)
+    before = session.adapter.counters()
+    answers = [session.adapter.answer(order) for order in orders]
+    moved = session.adapter.counters().since(before)
+    session.moved = moved
+    told = _joined([answer.rounds for answer in answers if answer.rounds is not None])
+    tokens = sum(answer.completion_tokens for answer in answers)
+    seen = _seen(answers, told, moved)
+    calls = told.count if told is not None else moved.verify_calls
+    if session.expectation.speculates == "none":
+        yield _off(calls, moved, seen)
+        return
+    claim = "speculation is active"
+    if calls is None:
+        yield unknown(
+            "speculation",
+            claim,
+            *seen,
+            f"{session.effective.engine} tells neither verify calls of a response nor counters",
+            remedy="start SGLang with --enable-metrics; vLLM and ddtree serve tell them always",
+        )
+        return
+    if not calls or moved.verify_calls == 0:
+        yield violated(
+            "speculation", claim, f"{tokens} tokens came without one verify call", *seen, remedy=_off_remedy(session)
+        )
+        return
+    yield proven("speculation", claim, *seen)
+    yield _tau(session, answers, told, moved)
+    yield from _budget(session, told, moved)
+    if told is not None and told.notes:
+        yield violated(
+            "speculation",
+            "requests run as the server is set",
+            *dict.fromkeys(told.notes),
+            remedy="lower the setting to what this machine can run, or remove the cause that the note names",
+        )
+
+
+def _off_remedy(session: Session) -> str:
+    if session.effective.settings.get("budget") == "auto":
+        return (
+            "the adaptive budget finds plain decoding faster here (cost_ms in /server_info): give a budget, "
+            "or --expect none"
+        )
+    return (
+        "the server decodes one token a step: set the speculation algorithm and drafter, look for a fallback in its log"
+    )
+
+
+def _off(calls: float | None, moved: Counters, seen: Sequence[str]) -> Finding:
+    claim = "speculation is off"
+    if calls is None and moved.verify_calls is None:
+        return unknown("speculation", claim, *seen, "neither responses nor counters tell verify calls")
+    if calls or moved.verify_calls:
+        remedy = "declare the speculation that runs, or start the server without it"
+        return violated("speculation", claim, *seen, remedy=remedy)
+    return proven("speculation", claim, *seen)
+
+
+def _joined(each: Sequence[Rounds]) -> Rounds | None:
+    if not each:
+        return None
+    return Rounds(
+        sum(rounds.count for rounds in each),
+        sum(rounds.committed for rounds in each),
+        tuple(budget for rounds in each for budget in rounds.budgets),
+        tuple(note for rounds in each for note in rounds.notes),
+    )
+
+
+def _seen(answers: Sequence[Answer], told: Rounds | None, moved: Counters) -> list[str]:
+    tokens = sum(answer.completion_tokens for answer in answers)
+    seen = [f"{len(answers)} answers of {tokens} tokens"]
+    if told is not None:
+        seen.append(f"the responses tell {told.count} verify calls")
+    if moved.verify_calls is not None:
+        seen.append(f"the engine's counter of verify calls moved by {moved.verify_calls:g}")
+    return seen
+
+
+def acceptance_length(answers: Sequence[Answer], told: Rounds | None, moved: Counters) -> float | None:
+    """Tau: committed tokens per verify call; None where it cannot be told."""
+    if told is not None and told.count:
+        return told.committed / told.count
+    if not moved.verify_calls:
+        return None
+    if moved.accepted is not None:
+        return 1 + moved.accepted / moved.verify_calls
+    tokens = moved.completion_tokens
+    if tokens is None:
+        tokens = sum(answer.completion_tokens for answer in answers)
+    return (tokens - len(answers)) / moved.verify_calls  # the first token of each comes from prefill
+
+
+def _tau(session: Session, answers: Sequence[Answer], told: Rounds | None, moved: Counters) -> Finding:
+    floor = session.expectation.tau_floor
+    claim = f"a round commits at least {floor:.2f} tokens (tau)"
+    tau = acceptance_length(answers, told, moved)
+    if tau is None:
+        return unknown("speculation", claim, "committed tokens per verify call cannot be told")
+    session.measured["tau"] = round(tau, 4)
+    seen = f"tau {tau:.2f} over {len(answers)} answers"
+    if tau <= ONE:
+        return violated(
+            "speculation",
+            claim,
+            seen,
+            "an acceptance length of 1.00 means that no drafted token is ever accepted",
+            remedy="the drafter is not the target's, or its context is not written: check its folder, taps and window",
+        )
+    if tau < floor:
+        return violated(
+            "speculation",
+            claim,
+            seen,
+            f"the floor is {floor:.2f}; drafters of random weights reach 1.0 to 1.1",
+            remedy="check that the drafter was trained for this target, its taps, its block size and its window",
+        )
+    return proven("speculation", claim, seen)
+
+
+def _budget(session: Session, told: Rounds | None, moved: Counters) -> Iterator[Finding]:
+    declared = session.expectation.settings.get("budget", session.effective.settings.get("budget"))
+    if not isinstance(declared, int):
+        return
+    claim = f"rounds verify {declared} nodes"
+    if told is not None and told.budgets:
+        found = sorted(set(told.budgets))
+        source = "the responses tell"
+    elif moved.proposed is not None and moved.verify_calls:
+        found = [moved.proposed / moved.verify_calls]
+        source = "the counters tell"
+    else:
+        is_declared = "budget" in session.expectation.settings
+        yield unknown("speculation", claim, "nodes of a round are not told", is_required=is_declared)
+        return
+    words = f"{source} {', '.join(f'{each:g}' for each in found[:8])} nodes a round"
+    if all(abs(each - declared) < 0.01 for each in found):
+        yield proven("speculation", claim, words)
+    else:
+        yield violated(
+            "speculation", claim, words, remedy=f"start the server with a budget of {declared}, or declare what runs"
+        )

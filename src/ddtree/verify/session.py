@@ -1,0 +1,76 @@
+"""What the probes of one verification share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddtree.verify.baseline import Baseline
+from ddtree.verify.effective import Counters, Effective
+from ddtree.verify.engines import Adapter
+from ddtree.verify.expectation import Expectation
+from ddtree.verify.host_process import HostProcess
+from ddtree.verify.http_client import CheckFailed
+
+Tell = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How hard to look.
+
+    Attributes:
+        answer_timeout_s: longest wait for one short answer.
+        info_timeout_s: the same for facts.
+        probe_tokens: tokens of each answer of the speculation probe.
+        long_tokens: prompt tokens of the long-context probe, at most; 0 leaves it out.
+        concurrency: requests at once, at most; below 2 leaves it out.
+        speed_tokens: tokens of each timed stream.
+    speed_tolerance: slower than this share of the baseline is a violation.
+        baseline: compare with and keep baselines.
+        log: recent lines of the engine's log, where they can be had.
+    """
+
+    answer_timeout_s: float = 120.0
+    info_timeout_s: float = 15.0
+    probe_tokens: int = 64
+    long_tokens: int = 4096
+    concurrency: int = 4
+    speed_tokens: int = 96
+    speed_tolerance: float = 0.6
+    baseline: bool = True
+    log: Callable[[], str] | None = None
+
+
+@dataclass
+class Session:
+    """One verification under way.
+
+    Attributes:
+        baseline: of the last verified run at this address, if there is one.
+        process: the process that listens, where it is on this machine and can be seen.
+        measured: numbers found on the way.
+    moved: how far the engine's counters went during the speculation probe.
+        fingerprint: what the model said to the fingerprint prompts, for the next baseline.
+    prompt_tokens: tokens of those prompts.
+    """
+
+    adapter: Adapter
+    effective: Effective
+    expectation: Expectation
+    options: Options
+    baseline: Baseline | None = None
+    process: HostProcess | None = None
+    measured: dict[str, float] = field(default_factory=dict)
+    moved: Counters | None = None
+    prompt_tokens: dict[str, int] = field(default_factory=dict)
+    fingerprint: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def health(self) -> str:
+        """What `/health` says, for messages about answers that do not come."""
+        status = self.adapter.http.status("/health", min(5.0, self.options.info_timeout_s))
+        return f"/health answers {status}" if status is not None else "/health does not answer either"
+
+
+def first_line(error: CheckFailed) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,222 @@
+"""Sweeps through the process supervisor, over a real HTTP server that plays the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ddtree.bench.result_folder import read_requests, read_units
+from ddtree.bench.sweep.store import read_points
+from ddtree.deploy import load_deployment
+from ddtree.deploy.apply import stop
+
+ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A deployment and a sweep in a folder, with the service's state apart from the user's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    program = tmp_path / "ddtree"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ENGINE} "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "d.toml").write_text(
+        f"""
+        engine = {{ kind = "native", executable = "{program}" }}
+        model = {{ demo = true }}
+        speculation = {{ algorithm = "ddtree", budget = 16 }}
+        runtime = {{ device = "cpu" }}
+        service = {{ name = "t{os.getpid()}", supervisor = "process", port = {free_port()}, ready_timeout_s = 60.0 }}
+        """
+    )
+    (tmp_path / "w.jsonl").write_text(
+        "".join(json.dumps({"id": f"p{i}", "turns": [f"word {i}"]}) + "\n" for i in range(3))
+    )
+    yield tmp_path
+    stop(load_deployment(tmp_path / "d.toml"))
+
+
+def write_sweep(folder, text):
+    (folder / "s.toml").write_text(
+        """
+        deployment = "d.toml"
+        [bench]
+        workloads = ["w.jsonl"]
+        repeats = 2
+        requests = 2
+        max_tokens = 64
+        warm_up = 1
+        [verify]
+        enabled = false
+        """
+        + text
+    )
+    return folder / "s.toml"
+
+
+def ddtree(*arguments, check=True):
+    done = subprocess.run(
+        [sys.executable, "-m", "ddtree", *map(str, arguments)], capture_output=True, text=True, timeout=240
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def shape(out):
+    """Points, units and requests, and how often each."""
+    points = Counter((row.point, row.status, row.variant) for row in read_points(out))
+    units: Counter = Counter()
+    requests: Counter = Counter()
+    for run in sorted(out.rglob("run.json")):
+        where = str(run.parent.relative_to(out))
+        units.update((where, unit.unit) for unit in read_units(run.parent))
+        requests.update((where, row.unit, row.prompt_id, row.error_kind) for row in read_requests(run.parent))
+    return points, units, requests
+
+
+GRID = """
+[[sweep]]
+name = "budget"
+grid = { "speculation.budget" = [0, 8, 32], "speculation.topk_cap" = [1, 4] }
+bench = { concurrency = [1, 2] }
+[[sweep]]
+name = "window"
+grid = { "speculation.draft_window" = ["unset", 512] }
+"""
+
+
+def test_killed_three_times_and_resumed(folder):
+    """The set of results equals that of a sweep that was let be, and the server runs as recommended."""
+    file = write_sweep(folder, GRID)
+    whole, killed = folder / "whole", folder / "killed"
+    assert ddtree("sweep", file, "--out", whole, "--no-restore").returncode == 0
+    expected = shape(whole)
+    assert set(expected[0].values()) == set(expected[1].values()) == {1}
+    assert len(expected[0]) == 8 and len(expected[1]) == 5 * 2 * 2 + 2 * 2
+
+    chance, kills = random.Random(3), 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ddtree", "sweep", str(file), "--out", str(killed), "--resume"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in process.stderr:
+            if line.startswith("["):
+                break
+        time.sleep(chance.uniform(0.0, 2.5))
+        process.send_signal(signal.SIGKILL)
+        process.stderr.close()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 3
+    ddtree("sweep", file, "--out", killed, "--resume")
+    assert shape(killed) == expected
+
+    recommended = tomllib.loads((killed / "recommended.toml").read_text())
+    status = json.loads(ddtree("deploy", "status", folder / "d.toml", "--json").stdout)
+    assert status["is_up"]
+    installed = next((folder / "state").rglob("launch.sh")).read_text()
+    assert recommended["speculation"]["algorithm"] == "ddtree"  # plain decoding is slower here
+    assert f"--budget {recommended['speculation']['budget']}" in installed
+    report = ddtree("report", killed, "--no-plots")
+    assert report.stdout.startswith("recommended: ")
+
+
+def test_what_fails_is_recorded_and_the_sweep_goes_on(folder):
+    file = write_sweep(
+        folder,
+        """
+        [[sweep]]
+        name = "window"
+        [sweep.grid]
+        "speculation.draft_window" = ["unset", 13, 14, 512]
+        "parallelism.pp" = ["unset", 8]
+        [sweep.bench]
+        requests = 8
+        """,
+    )
+    out = folder / "out"
+    done = ddtree("sweep", file, "--out", out)
+    rows = {row.point.removeprefix("window: "): row for row in read_points(out)}
+    status = {name: row.status for name, row in rows.items()}
+    assert status == {
+        "draft_window=unset, parallelism.pp=unset": "measured",
+        "draft_window=unset, parallelism.pp=8": "refused",
+        "draft_window=13, parallelism.pp=unset": "failed",
+        "draft_window=13, parallelism.pp=8": "refused",
+        "draft_window=14, parallelism.pp=unset": "failed",
+        "draft_window=14, parallelism.pp=8": "refused",
+        "draft_window=512, parallelism.pp=unset": "measured",
+        "draft_window=512, parallelism.pp=8": "refused",
+    }
+    crashed = rows["draft_window=13, parallelism.pp=unset"]
+    assert "illegal memory access" in (out / crashed.folder / crashed.log).read_text()
+    under_load = rows["draft_window=14, parallelism.pp=unset"]
+    assert "segmentation fault" in (out / under_load.folder / under_load.log).read_text()
+    assert "the server has gone" in under_load.reason
+    assert "parallelism.pp" in rows["draft_window=13, parallelism.pp=8"].reason
+    assert "failed: window: draft_window=13" in done.stderr
+    told = ddtree("report", out, "--no-plots", "--out", folder / "report")
+    text = (folder / "report" / "findings.md").read_text()
+    assert "draft_window 14" not in text.split("## Failures")[0], "a point that failed is among the numbers"
+    assert "illegal" not in told.stdout and "| refused |" in text and "| failed |" in text
+
+
+def test_a_crash_of_one_variant_does_not_take_the_others_with_it(folder):
+    """Measured together, one point's crash breaks all; each is then measured by itself."""
+    file = write_sweep(
+        folder,
+        """
+        [[sweep]]
+        name = "load"
+        [sweep.grid]
+        "speculation.draft_window" = [14]
+        "speculation.budget" = [8, 16]
+        [sweep.bench]
+        requests = 2
+        warm_up = 0
+        """,
+    )
+    out = folder / "out"
+    ddtree("sweep", file, "--out", out, "--no-restore", check=False)
+    rows = read_points(out)
+    # The seventh request breaks the engine: eight of both points do, four of each alone do not.
+    assert len(list(out.rglob("split"))) == 1
+    assert [row.status for row in rows] == ["measured", "measured"]
+
+
+def test_a_dry_run_touches_nothing(folder):
+    file = write_sweep(folder, GRID + '[[sweep]]\nname = "pp"\npoints = [{ "parallelism.pp" = 8 }]\n')
+    told = ddtree("sweep", file, "--out", folder / "out", "--dry-run", "--assume-tok-s", "50").stdout
+    assert "the same as budget: budget=0, topk_cap=1" in " ".join(told.split())
+    assert "refused: parallelism.pp with the native engine" in " ".join(told.split())
+    assert "in all 48 requests" in told and "50 tok/s" in told
+    assert not (folder / "out").exists() and not (folder / "state").exists()
+
+
+def test_sweeps_are_not_mixed(folder):
+    file = write_sweep(folder, '[[sweep]]\nname = "one"\npoints = [{ "speculation.budget" = 8 }]\n')
+    out = folder / "out"
+    ddtree("sweep", file, "--out", out)
+    again = ddtree("sweep", file, "--out", out, check=False)
+    assert again.returncode == 2 and "--resume" in again.stderr
+    write_sweep(folder, '[[sweep]]\nname = "one"\npoints = [{ "speculation.budget" = 9 }]\n')
+    other = ddtree("sweep", file, "--out", out, "--resume", check=False)
+    assert other.returncode == 2 and "another sweep file" in other.stderr

@@ -1,0 +1,260 @@
+"""Reports: the numbers of the rows, in text that stays text, in one file that loads nothing, and judged fairly."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+from bench.made_rows import write_run
+from ddtree.bench.sweep.store import PointRow, append_point
+from ddtree.errors import UserError
+from ddtree.report.compare import compare, is_regression
+from ddtree.report.recommend import recommend
+from ddtree.report.results import read_results
+from ddtree.report.roofline import Machine, known_bandwidth, shares
+from ddtree.report.write import ReportOptions, write_report
+
+
+def matrix(ar=50.0, tree=100.0, large=101.0, **more):
+    """Three configurations in two places each."""
+    cells = {}
+    for concurrency, load in ((1, 1.0), (4, 2.0)):
+        cells["w", None, concurrency, "ar"] = {"tok_s": ar, "total_tok_s": ar * load, **more}
+        cells["w", None, concurrency, "tree:8"] = {"tok_s": tree, "total_tok_s": tree * load, "tau": 4.0, **more}
+        cells["w", None, concurrency, "tree:32"] = {"tok_s": large, "total_tok_s": large * load, "tau": 5.0, **more}
+    return cells
+
+
+def report(tmp_path, *folders, **options):
+    return write_report(ReportOptions(folders=folders, out=tmp_path / "report", **options))
+
+
+class Page(HTMLParser):
+    """What a page loads, its tags and its text."""
+
+    def __init__(self):
+        super().__init__()
+        self.loads, self.tags, self.text, self.ids = [], [], "", []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        found = dict(attributes)
+        self.ids += [found["id"]] if "id" in found else []
+        self.loads += [found[name] for name in ("src", "data", "xlink:href", "href") if name in found]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read_page(path):
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+def test_numbers_of_the_rows_are_in_the_report(tmp_path):
+    folder = write_run(tmp_path / "run", matrix())
+    text = report(tmp_path, folder).markdown.read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| tree 32 | 101")]
+    assert len(rows) == 2 and "| 5.00 [5.00, 5.00] | 0/20 |" in rows[0]
+    assert re.search(r"\| 202\.0 \[200\.\d, 203\.\d\] \|", rows[1])
+    assert "$ ddtree bench --workload 'w w.jsonl'\n" in text, "the command is not as it must be typed"
+
+
+def test_the_page_is_one_file_that_loads_nothing(tmp_path):
+    cells = matrix() | {("w", 512, c, v): {} for c in (1, 4) for v in ("ar", "tree:8", "tree:32")}
+    written = report(tmp_path, write_run(tmp_path / "run", cells))
+    page = read_page(written.html)
+    assert (
+        page.tags.count("svg") >= 6 and "img" not in page.tags and "script" not in page.tags and "link" not in page.tags
+    )
+    assert [load for load in page.loads if not load.startswith("#")] == []
+    assert len(page.ids) == len(set(page.ids)), "two drawings share an id"
+    used = {load[1:] for load in page.loads} | set(re.findall(r"url\(#([^)]+)\)", written.html.read_text()))
+    assert used <= set(page.ids)
+
+
+def test_every_plot_is_sound_and_linked(tmp_path):
+    cells = matrix() | {("w", 512, c, v): {"tau": 3.0} for c in (1, 4) for v in ("ar", "tree:8", "tree:32")}
+    written = report(tmp_path, write_run(tmp_path / "run", cells))
+    linked = set(re.findall(r"\(figures/([^)]+)\)", written.markdown.read_text()))
+    files = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
+    assert linked == files
+    names = " ".join(sorted(files))
+    for kind in ("speed-w", "user-speed-by-budget", "tau-by-budget", "tau-by-context", "pareto", "accepted", "matrix"):
+        assert kind in names
+    for path in (tmp_path / "report" / "figures").iterdir():
+        ElementTree.fromstring(path.read_text())
+
+
+def test_words_of_others_stay_text(tmp_path):
+    folder = write_run(tmp_path / "run", {("w|<b>x</b>", None, 1, "ar"): {}}, label="<script>alert(1)</script>")
+    written = report(tmp_path, folder, title="<script>alert(1)</script>")
+    page = read_page(written.html)
+    assert "script" not in page.tags and "b" not in page.tags
+    assert "<script>" in page.text
+
+
+def test_the_same_results_give_the_same_report(tmp_path):
+    folder = write_run(tmp_path / "run", matrix())
+    first = report(tmp_path, folder).html.read_bytes()
+    assert report(tmp_path, folder).html.read_bytes() == first
+
+
+def test_the_smallest_of_those_that_are_as_good_is_recommended(tmp_path):
+    found = recommend(read_results([write_run(tmp_path / "run", matrix())]))[0]
+    assert found.configuration.name == "tree 8"
+    assert "within 2% of the best are tree 32 too" in found.reason and "2.00 to 2.00 times" in found.reason
+
+
+def test_the_best_is_recommended_where_it_is_clearly_better(tmp_path):
+    found = recommend(read_results([write_run(tmp_path / "run", matrix(large=120.0))]))[0]
+    assert found.configuration.name == "tree 32"
+    assert [standing.configuration.name for standing in found.standings] == ["tree 32", "tree 8", "ar"]
+    assert found.standings[-1].score == pytest.approx(50 / 120)
+
+
+def test_errors_keep_a_configuration_from_being_recommended(tmp_path):
+    cells = matrix(large=150.0)
+    cells["w", None, 4, "tree:32"]["errors"] = 1
+    found = recommend(read_results([write_run(tmp_path / "run", cells)]))[0]
+    assert found.configuration.name == "tree 8"
+    assert found.left_out[0][0] == "tree 32" and "20.0% errors" in found.left_out[0][1]
+
+
+def test_places_that_not_all_were_measured_in_are_judged_apart(tmp_path):
+    cells = matrix() | {
+        ("w", 2048, 1, "tree:16"): {"total_tok_s": 500.0},
+        ("w", 2048, 1, "tree:64"): {"total_tok_s": 9.0},
+    }
+    first, second = recommend(read_results([write_run(tmp_path / "run", cells)]))
+    assert first.configuration.name == "tree 8" and second.configuration.name == "tree 16"
+
+
+@pytest.mark.parametrize(
+    ("factor", "judgement", "fails"),
+    [
+        (1.0, {"same"}, False),
+        (0.98, {"same"}, False),
+        (0.8, {"same", "regression"}, True),
+        (1.3, {"same", "better"}, False),
+    ],
+)
+def test_a_loss_beyond_the_threshold_is_a_regression(tmp_path, factor, judgement, fails):
+    old = read_results([write_run(tmp_path / "old", matrix())])
+    new = read_results([write_run(tmp_path / "new", matrix(tree=100.0 * factor))])
+    changes = compare(old, new, 0.05)
+    assert {change.judgement for change in changes} == judgement and is_regression(changes) is fails
+    worse = [change for change in changes if change.judgement == "regression"]
+    assert all(change.configuration == "tree 8" for change in worse)
+
+
+def test_more_time_to_the_first_token_is_worse(tmp_path):
+    old = read_results([write_run(tmp_path / "old", matrix())])
+    new = read_results([write_run(tmp_path / "new", matrix(ttft_ms=130.0))])
+    assert {c.quantity for c in compare(old, new, 0.05) if c.judgement == "regression"} == {"ttft_ms"}
+
+
+def test_what_is_lost_or_fails_is_a_regression(tmp_path):
+    old = read_results([write_run(tmp_path / "old", matrix())])
+    fewer = {cell: given for cell, given in matrix().items() if cell[3] != "tree:8"}
+    lost = compare(old, read_results([write_run(tmp_path / "fewer", fewer)]), 0.05)
+    assert [c.judgement for c in lost if c.configuration == "tree 8"] == ["lost", "lost"]
+    failing = compare(old, read_results([write_run(tmp_path / "failing", matrix(errors=2))]), 0.05)
+    assert {c.quantity for c in failing if c.judgement == "regression"} == {"errors"}
+
+
+def test_the_check_on_the_command_line(tmp_path):
+    old, new = write_run(tmp_path / "old", matrix()), write_run(tmp_path / "new", matrix(ar=30.0))
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "ddtree", "report", *map(str, arguments), "--no-plots"]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    slower = run(new, "--baseline", old)
+    assert slower.returncode == 1 and "regression: user_tok_s of ar" in slower.stdout
+    assert "**4 regressions** beyond 5%" in (new / "report" / "findings.md").read_text()
+    same = run(old, "--baseline", old)
+    assert same.returncode == 0 and "no regression beyond 5%" in same.stdout
+    for bad in ((tmp_path / "none",), (old, "--threshold", "2"), (old, "--drafter-gb", "1")):
+        refused = run(*bad)
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+
+
+def test_points_that_do_not_count(tmp_path):
+    """Of a sweep, only points that were measured are among the numbers; the others are told with their reason."""
+    sweep = tmp_path / "sweep"
+    folder = write_run(sweep / "points" / "a", matrix())
+    write_run(sweep / "points" / "given-up", matrix(ar=9999.0))
+    (sweep / "sweep.json").write_text("{}")
+    for variant, status, reason in (
+        ("ar", "measured", ""),
+        ("tree:8", "measured", ""),
+        ("tree:32", "invalid", "tau is 1.0"),
+    ):
+        row = PointRow(
+            sweep_id="s",
+            point=f"budget: {variant}",
+            settings={},
+            status=status,
+            reason=reason,
+            folder=str(folder.relative_to(sweep)),
+            variant=variant,
+            finished_at=1.0,
+            duration_s=1.0,
+        )
+        append_point(sweep, row)
+    results = read_results([sweep])
+    assert {each.configuration.name for each in results.measurements} == {"ar", "tree 8"}
+    text = report(tmp_path, sweep).markdown.read_text()
+    assert "| budget: tree:32 | invalid | tau is 1.0 |" in text and "tree 32" not in text and "9999" not in text
+
+
+def test_two_runs_of_the_same_are_refused(tmp_path):
+    folders = [write_run(tmp_path / name, matrix(), label=name) for name in ("one", "two")]
+    with pytest.raises(UserError, match="one and two both measured ar"):
+        read_results(folders)
+
+
+def test_an_unfinished_run_is_told(tmp_path):
+    folder = write_run(tmp_path / "run", matrix(), missing=3)
+    assert "| made | unfinished | 3 of 33 units were not measured |" in report(tmp_path, folder).markdown.read_text()
+
+
+def test_the_share_of_the_bound(tmp_path):
+    folder = write_run(tmp_path / "run", matrix(), gpus=[{"name": "NVIDIA H200", "driver_version": "1"}])
+    results = read_results([folder])
+    bandwidth, source = known_bandwidth(results)
+    assert bandwidth == 4800.0 and "H200" in source
+    found = {each.measurement.configuration.name: each for each in shares(results, Machine(4800.0, "", 16.0, 4.0))}
+    assert found["ar"].bound_tok_s == 300.0 and found["ar"].share == pytest.approx(50 / 300)
+    assert found["tree 32"].bound_tok_s == pytest.approx(5 * 240.0)
+    text = report(tmp_path, folder, target_gb=16.0, drafter_gb=4.0).markdown.read_text()
+    assert "| ar | w, prompts as they are, 1 at a time | 50.0 | 300.0 | 16.7% |" in text
+    assert "Not told" in report(tmp_path, write_run(tmp_path / "cpu", matrix()), target_gb=16.0).markdown.read_text()
+
+
+def test_settings_that_were_deployed_have_their_names(tmp_path):
+    cells = {("w", None, 1, "server"): {}}
+    first = {"speculation.algorithm": "ddtree", "speculation.budget": 8, "speculation.draft_window": 512}
+    folders = [
+        write_run(tmp_path / "a", cells, settings=first),
+        write_run(tmp_path / "b", cells, settings={"speculation.algorithm": "none"}),
+        write_run(tmp_path / "c", cells, settings={"speculation.algorithm": "dflash", "runtime.cuda_graphs": False}),
+    ]
+    names = [each.name for each in read_results(folders).configurations]
+    assert names == ["ar", "chain, cuda_graphs false", "tree 8, draft_window 512"]
+
+
+def test_a_run_of_another_version_is_refused(tmp_path):
+    folder = write_run(tmp_path / "run", matrix())
+    content = json.loads((folder / "run.json").read_text()) | {"new_field": 1}
+    (folder / "run.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="new_field"):
+        read_results([folder])

@@ -1,0 +1,142 @@
+"""Argument resolution by the released SGLang itself, under a made-up GPU, with the plugin found by its entry point."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddtree.demo import drafter_folder
+from ddtree.sglang.refusals import why_backend_refused
+from sglang_sources import sglang_source, support_packages
+
+ROOT = Path(__file__).parents[2]
+TREE = ["--speculative-algorithm", "DDTREE"]
+FA3 = ["--attention-backend", "fa3"]
+
+SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "budget 16": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "16"],
+        {"speculative_num_draft_tokens": 17, "speculative_eagle_topk": 2, "speculative_num_steps": 1,
+         "speculative_dflash_block_size": 16, "attention_backend": "fa3", "max_running_requests": 48,
+         "speculative_draft_attention_backend": "fa3",
+         "resolved": {"budget": 16, "topk_cap": 16, "block_size": 16, "fold_tail": True}},
+    ),
+    "default budget, cap 4": (
+        [*TREE, *FA3, "--speculative-ddtree-topk-cap", "4"],
+        {"speculative_num_draft_tokens": 33,
+         "resolved": {"budget": 32, "topk_cap": 4, "block_size": 16, "fold_tail": True}},
+    ),
+    "SGLang's own flag": ([*TREE, *FA3, "--speculative-num-draft-tokens", "9"], {"speculative_num_draft_tokens": 9}),
+    "a tree narrower than its block": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "4"],
+        # Rows of 16 and a path of 5 must be held ahead: 21 slots, of which SGLang counts 2 * max(steps * 2, 5).
+        {"speculative_num_draft_tokens": 5, "speculative_num_steps": 6},
+    ),
+    "block size 8": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "8", "--speculative-dflash-block-size", "8"],
+        {"speculative_num_draft_tokens": 9, "speculative_dflash_block_size": 8, "speculative_num_steps": 1},
+    ),
+    "triton": ([*TREE, "--attention-backend", "triton"], {"attention_backend": "triton"}),
+    "budget 0 is plain decoding": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "0"],
+        {"speculative_algorithm": None, "speculative_num_draft_tokens": None, "speculative_draft_model_path": None},
+    ),
+    "mixed chunks are turned off": ([*TREE, *FA3, "--enable-mixed-chunk"], {"enable_mixed_chunk": False}),
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "two budgets": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "8", "--speculative-num-draft-tokens", "17"],
+        "--speculative-ddtree-budget says 8",
+    ),
+    "budget too large": ([*TREE, *FA3, "--speculative-ddtree-budget", "2000"], "from 0 to 1024"),
+    "no candidates": ([*TREE, *FA3, "--speculative-ddtree-topk-cap", "0"], "from 1 to 128"),
+    "EAGLE's cap": ([*TREE, *FA3, "--speculative-eagle-topk", "4"], "--speculative-ddtree-topk-cap"),
+    "chain-only backend": ([*TREE, "--attention-backend", "torch_native"], "use --attention-backend fa3 or triton"),
+    "chain-only decode backend": (
+        [*TREE, *FA3, "--decode-attention-backend", "flex_attention"], "use --attention-backend fa3 or triton",
+    ),
+    "pipeline": ([*TREE, *FA3, "--pp-size", "2"], "pipeline stages"),
+    "custom processors": ([*TREE, *FA3, "--enable-custom-logit-processor"], "not shown exact per node"),
+    "threshold": ([*TREE, *FA3, "--speculative-accept-threshold-single", "0.9"], "leave it at 1.0"),
+    "other threshold": ([*TREE, *FA3, "--speculative-accept-threshold-acc", "0.9"], "leave it at 1.0"),
+    "rejection sampling": ([*TREE, *FA3, "--speculative-use-rejection-sampling"], "biased over a tree"),
+    "window below the block": ([*TREE, *FA3, "--speculative-draft-window-size", "8"], "below the block size 16"),
+    "our flag without our algorithm": (["--speculative-ddtree-budget", "8"], "needs --speculative-algorithm DDTREE"),
+}  # fmt: skip
+
+OTHERS = [[], FA3, ["--speculative-algorithm", "DFLASH", *FA3], ["--speculative-algorithm", "DFLASH"]]
+
+
+def run(version: str, target: Path, tmp_path: Path) -> dict[str, Any]:
+    """All cases in one process of that version."""
+    info = tmp_path / "ddtree-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ddtree\nVersion: 0\n")
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sglang.srt.plugins"]
+    lines = [f"{name} = {place}" for name, place in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[sglang.srt.plugins]", *lines, ""]))
+    source = sglang_source(version)
+    path = [support_packages(), tmp_path, ROOT / "src"]
+    common = ["--model-path", str(target), "--random-seed", "1"]
+    drafter = ["--speculative-draft-model-path", str(drafter_folder())]
+    cases = [flags for flags, _ in (*SHAPES.values(), *REFUSED.values())] + OTHERS
+    cases = [[*common, *(drafter if "--speculative-algorithm" in flags else []), *flags] for flags in cases]
+    cases.append([*common, *TREE, *FA3])  # no drafter
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "sglang_stand_ins.py"), str(source)],
+        input=json.dumps(cases), capture_output=True, text=True, timeout=240, check=False,
+        env=os.environ | {"PYTHONPATH": ":".join(map(str, path)), "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
+
+
+@pytest.fixture(scope="module", params=["0.5.16", "0.5.17"])
+def told(request, target_folder, tmp_path_factory):
+    return run(request.param, target_folder, tmp_path_factory.mktemp("plugin"))
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_arguments_resolve(told, case):
+    got = told["answers"][list(SHAPES).index(case)]
+    assert "error" not in got, got
+    for name, want in SHAPES[case][1].items():
+        assert (json.loads(got[name]) if name == "resolved" else got[name]) == want, name
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_with_its_reason(told, case):
+    got = told["answers"][len(SHAPES) + list(REFUSED).index(case)]
+    assert REFUSED[case][1] in got.get("error", "resolved"), got.get("error")
+    assert "\n" not in got["error"]
+
+
+def test_a_drafter_must_be_given(told):
+    assert "--speculative-draft-model-path" in told["answers"][-1]["error"]
+
+
+def test_other_servers_are_left_alone(told):
+    """Every argument of plain and DFLASH servers is the same with the plugin as without."""
+    assert len(told["before"]) == len(OTHERS)
+    assert all("error" not in got for got in told["before"]), told["before"]
+    assert told["after"] == told["before"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "mla", "refused"),
+    [("fa3", False, False), ("triton", False, False), ("flashinfer", False, False), ("fa3", True, False),
+     ("triton", True, False), ("flashinfer", True, True), ("trtllm_mla", True, True), ("flashmla", True, True),
+     ("cutlass_mla", True, True), ("dsa", True, True), ("trtllm_mha", False, True), (None, False, True)],
+)  # fmt: skip
+def test_backends_that_lose_the_mask_are_refused(backend, mla, refused):
+    reason = why_backend_refused(backend, mla, page_size=1)
+    assert (reason is not None) == refused
+    if reason:
+        assert "--attention-backend fa3 or triton" in reason
