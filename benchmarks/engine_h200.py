@@ -6,6 +6,7 @@
     python benchmarks/engine_h200.py host ...      synchronisation and idle gaps
     python benchmarks/engine_h200.py fault ...     a kernel that faults above width 9
     python benchmarks/engine_h200.py load ...      total throughput by concurrency
+    python benchmarks/engine_h200.py window ...    a draft window at 7.5k tokens of context
     python benchmarks/engine_h200.py shape      a step and rounds of Qwen3-8B and -4B shapes, random weights
 
 Each piece prints a table and writes JSON with what produced it.
@@ -69,7 +70,49 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
         })  # fmt: skip
         print(table[-1], flush=True)
     costs = {str(budget): round(ms, 4) for (_, budget), ms in engine._scheduler.round_costs_ms().items()}
-    return {"facts": engine.facts(), "auto_costs_ms": costs, "rows": table}
+    return {"facts": engine.facts(), "auto_costs_ms": costs, "rows": table, "turns": turns(engine, args)}
+
+
+def turns(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What `auto` takes while the text turns from code to chat and back."""
+    code, chat = (read_prompts(args.prompts, (name,), 6) for name in ("humaneval", "mt_bench"))
+    rows = []
+    for kind, prompt in [
+        *(("code", p) for p in code[:3]),
+        *(("chat", p) for p in chat),
+        *(("code", p) for p in code[3:]),
+    ]:
+        stats = engine.generate([prompt], SamplingParams(max_new_tokens=256))[0].stats
+        rows.append({
+            "text": kind, "budgets": [stats.round_budgets[i] for i in range(0, stats.rounds, 8)],
+            "tau": round(stats.tau, 2), "tok_s": round(stats.decode_tok_s),
+        })  # fmt: skip
+    print([(row["text"], round(statistics.mean(row["budgets"])), row["tau"]) for row in rows], flush=True)
+    return rows
+
+
+def window(args: argparse.Namespace) -> dict[str, Any]:
+    """A draft window at 7.5k tokens of context: acceptance, time of a round, and the drafter's cache."""
+    texts = [m["content"] for p in read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), 40) for m in p]
+    rows = []
+    for tokens in (None, 512, 2048):
+        engine = Engine.load(
+            args.model, args.draft, dtype=args.dtype, max_model_len=8192, max_batch=1, graphs="on", draft_window=tokens
+        )
+        ids = engine.tokenizer.encode("\n\n".join(texts))[:7400]
+        prompts = [ids + engine.tokenizer.encode(f"\n\n{text}\n") for text in texts[:8]]
+        for speculation in (Speculation("chain"), Speculation("tree", 16), Speculation("tree", 64)):
+            params = SamplingParams(max_new_tokens=128, ignore_eos=True)
+            engine.generate(prompts[:1], params, speculation=speculation)
+            done = [engine.generate([p], params, speculation=speculation)[0].stats for p in prompts]
+            rows.append({
+                "window": tokens, "mode": speculation.mode, "budget": speculation.budget,
+                "tau": round(sum(sum(s.accepted_lengths) for s in done) / sum(s.rounds for s in done), 3),
+                "round_ms": round(statistics.median(ms for s in done for ms in s.round_ms), 4),
+                "drafter_cache_bytes": engine.state.drafter_cache.nbytes,
+            })  # fmt: skip
+            print(rows[-1], flush=True)
+    return {"rows": rows}
 
 
 def gate(args: argparse.Namespace) -> dict[str, Any]:
@@ -276,7 +319,7 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("pair", "gate", "exact", "host", "fault", "load", "shape"))
+    parser.add_argument("piece", choices=("pair", "gate", "exact", "host", "fault", "load", "window", "shape"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)

@@ -11,7 +11,7 @@ import argparse
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -96,8 +96,14 @@ def recording(url: str) -> Iterator[tuple[str, Recorder]]:
             thread.join()
 
 
-def record(url: str, expectation: Expectation, options: Options, out: Path, note: str) -> Verdict:
-    """Verify through the recorder, and keep what was read beside the verdict."""
+def record(
+    url: str, expectation: Expectation, options: Options, out: Path, note: str, renamed: Mapping[str, str]
+) -> Verdict:
+    """Verify through the recorder, and keep what was read beside the verdict.
+
+    Args:
+        renamed: paths of this machine, and what stands for them in the file.
+    """
     with recording(url) as (between, recorder):
         verdict = Verification(between, expectation, options).run()
     kept = {
@@ -110,8 +116,11 @@ def record(url: str, expectation: Expectation, options: Options, out: Path, note
         "steps": recorder.steps,
         "contents": recorder.contents,
     }
+    text = json.dumps(kept, indent=0) + "\n"
+    for path, name in sorted(renamed.items(), key=lambda pair: -len(pair[0])):
+        text = text.replace(path, name)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(kept, indent=0) + "\n")
+    out.write_text(text)
     return verdict
 
 
@@ -124,6 +133,9 @@ def main() -> None:
     parser.add_argument("--declare", type=json.loads, default={}, help="settings as a JSON object")
     parser.add_argument("--graphs", choices=["on", "off"])
     parser.add_argument("--tau-floor", type=float)
+    parser.add_argument("--probe-tokens", type=int, default=48)
+    parser.add_argument("--long-tokens", type=int, default=1024)
+    parser.add_argument("--rename", nargs=2, action="append", default=[], metavar=("PATH", "NAME"))
     parser.add_argument("--note", default="")
     given = parser.parse_args()
     expectation = Expectation(
@@ -133,8 +145,8 @@ def main() -> None:
         graphs=None if given.graphs is None else given.graphs == "on",
         **({} if given.tau_floor is None else {"tau_floor": given.tau_floor}),
     )
-    options = Options(probe_tokens=48, long_tokens=1024, baseline=False)
-    verdict = record(given.url.rstrip("/"), expectation, options, given.out, given.note)
+    options = Options(probe_tokens=given.probe_tokens, long_tokens=given.long_tokens, baseline=False)
+    verdict = record(given.url.rstrip("/"), expectation, options, given.out, given.note, dict(given.rename))
     print(json.dumps(verdict.to_json(), indent=1))
 
 

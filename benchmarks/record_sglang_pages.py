@@ -115,7 +115,12 @@ def run_case(given: argparse.Namespace, case: Case, draft: Path) -> dict:
         await_server(server, url, given.start_timeout, log)
         options = Options(probe_tokens=48, long_tokens=1024, baseline=False)
         out = given.out / f"sglang_{given.algorithm.lower()}_{case.name}.json"
-        verdict = record(url, expectation, options, out, f"SGLang, {given.algorithm}, case {case.name}")
+        renamed = {
+            str(given.model): "/models/target",
+            str(given.draft): "/models/drafter",
+            str(draft): "/models/drafter",
+        }
+        verdict = record(url, expectation, options, out, f"SGLang, {given.algorithm}, case {case.name}", renamed)
     finally:
         server.terminate()
         try:

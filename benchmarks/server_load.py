@@ -1,17 +1,17 @@
-"""A live `ddtree serve` under load: throughput, time to first token and tau by concurrency, and what the server costs.
+r"""A live `ddtree serve` under load: throughput, time to first token and tau by concurrency, and its own cost.
 
     python benchmarks/server_load.py --target DIR --drafter DIR --prompts DIR --device cuda \
         --concurrency 1,2,4,8,16,32,64 --out DIR
 
 Two pieces, each written to its own JSON file as soon as it is measured:
 
-load      closed loop: so many clients, each asking again when its answer is whole, over HTTP streams. Every mode at every
-          concurrency in turn, with the same prompts; the order turns round with each repeat.
-overhead  batch 1: the same prompt through the server and through a bare engine in this process, one after the other, in
-          alternating order. The ratio of wall times is the server's overhead.
+load      closed loop: so many clients, each asking again when its answer is whole, over HTTP streams. Every mode at
+          every concurrency in turn, with the same prompts; the order turns round with each repeat.
+overhead  batch 1: the same prompt through the server and through a bare engine in this process, one after the other,
+          in alternating order. The ratio of wall times is the server's overhead.
 
-Prompts are `*.jsonl` files with `{"turns": [text, ...]}` lines, of which the first turn is asked. The prefix cache is off,
-as the same prompts are asked again and again. On a CPU only the ratios within one run mean anything.
+Prompts are `*.jsonl` files with `{"turns": [text, ...]}` lines, of which the first turn is asked. The prefix cache is
+off, as the same prompts are asked again and again. On a CPU only the ratios within one run mean anything.
 """
 
 import argparse

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "models": {"kernels", "errors"},
     "engine": {"tree", "models", "kernels", "errors", "user_cache", "openmp"},
     "demo": {"errors", "user_cache"},
+    "sglang": {"tree", "kernels", "errors", "user_cache"},
     "errors": set(),
     "openmp": set(),
     "user_cache": {"errors"},

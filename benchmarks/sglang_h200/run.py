@@ -1,68 +1,212 @@
-"""DDTREE in SGLang on one GPU: kernels, then many servers side by side, texts against plain decoding, then speeds.
+"""DDTREE in SGLang on one GPU: many servers side by side, texts against plain decoding, draws, pool, then speeds.
 
     python benchmarks/sglang_h200/run.py --kit DIR --target DIR --drafter DIR --prompts DIR --out DIR [--only NAME ...]
 
-Servers start together, since most of a start is imports; speeds are taken one server at a time, the others idle.
-What fails prints its traceback and the rest goes on; every server is ended, and all logs end in ``--out``.
+Servers start together, since most of a start is imports; speeds are taken one server at a time, in turn, the others
+ended or idle. What fails prints its traceback and the rest goes on; after ``--seconds`` all is ended and written down.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import traceback
-from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kit import ROOT, environment, install_kit, plugin_path
+from exact_draws import CASES, check_draws, joint_law
+from near_ties import MOST_STEPS, STEP, partings, verdict
+from pool_checks import check_abort, check_prefix, check_small_pool
 from servers import Answer, Server, figures
+from ways import EXACT_MOST, WAYS, arguments
 
-COMMON = [
-    "--sampling-backend", "pytorch", "--cuda-graph-max-bs", "16", "--cuda-graph-backend-prefill=disabled",
-    "--mem-fraction-static", "0.6", "--max-total-tokens", "65536", "--context-length", "4096", "--skip-server-warmup",
-    "--enable-metrics", "--max-running-requests", "16", "--log-level", "info", "--random-seed", "1", "--sleep-on-idle",
-]  # fmt: skip
+from kit import environment, install_kit, plugin_path, put_over
 
-WAYS: dict[str, tuple[str, dict[str, str]]] = {
-    "ar": ("--attention-backend fa3", {}),
-    "dflash": ("--attention-backend fa3 SPEC DFLASH --speculative-num-draft-tokens 16", {}),
-    "tree16": ("--attention-backend fa3 SPEC DDTREE --speculative-ddtree-budget 16", {}),
-    "tree32": ("--attention-backend fa3 SPEC DDTREE --speculative-ddtree-budget 32", {}),
-    "tree64": ("--attention-backend fa3 SPEC DDTREE --speculative-ddtree-budget 64", {}),
-    "tree8": ("--attention-backend fa3 SPEC DDTREE --speculative-ddtree-budget 8", {}),
-    "tree32-split": (
-        "--attention-backend fa3 SPEC DDTREE --speculative-ddtree-budget 32",
-        {"DDTREE_SGLANG_CONFIG": '{"fold_tail": false}'},
-    ),
-    "chain": ("--attention-backend fa3 SPEC DDTREE --speculative-ddtree-budget 15 --speculative-ddtree-topk-cap 1", {}),
-    "triton16": ("--attention-backend triton SPEC DDTREE --speculative-ddtree-budget 16", {}),
-    "triton16-page64": ("--attention-backend triton --page-size 64 SPEC DDTREE --speculative-ddtree-budget 16", {}),
-    "fa3-page64": ("--attention-backend fa3 --page-size 64 SPEC DDTREE --speculative-ddtree-budget 16", {}),
-    "flashinfer16": ("--attention-backend flashinfer SPEC DDTREE --speculative-ddtree-budget 16", {}),
-    "eager16": (
-        "--attention-backend fa3 --disable-cuda-graph SPEC DDTREE --speculative-ddtree-budget 16",
-        {"CUDA_LAUNCH_BLOCKING": "1"},
-    ),
-    "sync16": (
-        "--attention-backend fa3 --disable-overlap-schedule SPEC DDTREE --speculative-ddtree-budget 16", {},
-    ),
-    "window": (
-        "--attention-backend fa3 --speculative-draft-window-size 128 SPEC DDTREE --speculative-ddtree-budget 16", {},
-    ),
-    "ar-triton": ("--attention-backend triton", {}),
-    "ar-flashinfer": ("--attention-backend flashinfer", {}),
-}  # fmt: skip
-SPEEDS = ("ar", "dflash", "tree8", "tree16", "tree32", "tree64", "tree32-split")
-AGAINST = {
-    "triton16": "ar-triton", "triton16-page64": "ar-triton", "flashinfer16": "ar-flashinfer", "chain": "dflash",
-}  # fmt: skip
-PROFILED = ("dflash", "tree32")
+IN_TURN = ("ar", "dflash", "tree32", "tree64", "tree16")
+CONCURRENCIES = (1, 4, 16)
+
+
+class Benchmark:
+    """One run: its servers, what it found, and its time."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.begun = args, time.time()
+        self.results: dict[str, Any] = {"ways": {}, "speeds": {}, "checks": {}, "budgets": {}}
+        self.servers: dict[str, Server] = {}
+        self.texts: dict[str, list[Answer]] = {}
+        self.ending = threading.Lock()
+
+    def left(self) -> float:
+        return float(self.args.seconds - (time.time() - self.begun))
+
+    def say(self, *words: Any) -> None:
+        print(f"[{time.time() - self.begun:5.0f}]", *words, flush=True)
+
+    # -- servers ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        site = self.args.site.resolve()
+        install_kit(self.args.kit, site)
+        if self.args.overlay:
+            put_over(site, self.args.overlay)
+        self.env = environment(site, plugin_path(site.with_name("plugin")))
+        self.logs = site.with_name("logs")
+        self.logs.mkdir(exist_ok=True)
+        self.say("kit ready")
+        for index, name in enumerate(self.args.only):
+            self.start_one(name, WAYS[name], 30000 + 200 * index)
+
+    def start_one(self, name: str, way: Any, port: int) -> Server:
+        line = arguments(way, str(self.args.target), str(self.args.drafter))
+        server = self.servers[name] = Server(name, line, port, way.environment)
+        server.start(self.env, self.logs)
+        return server
+
+    def wait(self, server: Server) -> bool:
+        begun = time.time()
+        while time.time() - begun < self.args.start_seconds and self.left() > 0:
+            if not server.alive():
+                self.say(f"=== {server.name}: ended at start\n{server.tail(60)}\n")
+                return False
+            if server.is_ready():
+                server.ready_s = round(time.time() - begun, 1)
+                self.say(f"{server.name}: ready after {server.ready_s:.0f} s")
+                return True
+            time.sleep(0.5)
+        self.say(f"=== {server.name}: not ready\n{server.tail(25)}\n")
+        return False
+
+    def guarded(self, name: str, work: Any) -> Any:
+        try:
+            return work()
+        except Exception as error:
+            server = self.servers.get(name)
+            self.say(f"=== {name}: {error!r}")
+            traceback.print_exc(limit=-3)
+            if server is not None:
+                print(server.tail(70), flush=True)
+            return None
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, name: str) -> None:
+        """Wait for a server and take its texts: alone or ragged four at a time, cold, then with warm prefixes."""
+        server, way = self.servers[name], WAYS[name]
+        if not self.wait(server):
+            return
+        server.generate(self.prompts[0], timeout=100)
+        server.flush()
+        cold, cold_s = server.answer_all(self.prompts, 1 if way.alone else 4)
+        row = self.results["ways"].setdefault(name, {"ready_s": server.ready_s})
+        row["cold"] = figures(cold, cold_s)
+        row["cuda_graph"] = b"cuda graph: True" in server.log.read_bytes() if server.log else None
+        self.texts[name] = cold
+        self.say(f"{name}: {json.dumps(row)}")
+
+    def compare(self, name: str) -> None:
+        way = WAYS[name]
+        if not way.against or name not in self.texts or way.against not in self.texts:
+            return
+        plain = way.against if way.against.startswith("ar") else "ar"
+        places, parted = partings(self.servers[plain], self.prompts, self.texts[name], self.texts[way.against])
+        exact = way.against == "ar-exact"
+        row = verdict(places, parted, EXACT_MOST if exact else MOST_STEPS * STEP)
+        self.results["ways"][name]["texts"] = {"against": way.against, "first_differences": places, **row}
+        shown = {key: row[key] for key in ("equal", "near_ties", "faults", "largest_gap", "gaps_in_steps")}
+        self.say(f"{name} against {way.against}: {json.dumps(shown)}")
+
+    def draws(self, prompt: list[int]) -> None:
+        plain, tree = self.servers["ar-exact"], self.servers["tree32-exact"]
+        laws = {name: joint_law(plain, prompt, case, self.args.draws, 3) for name, case in CASES.items()}
+        with ThreadPoolExecutor(2) as pool:
+            told = list(pool.map(lambda s: check_draws(s, laws, prompt, self.args.draws), (plain, tree)))
+        for server, found in zip((plain, tree), told, strict=True):
+            self.results["ways"][server.name]["draws"] = found
+            self.say(f"{server.name} draws: {json.dumps(found)}")
+
+    def check(self) -> None:
+        """All that is not speed, side by side."""
+        if "ar" in self.texts:
+            answers = self.texts["ar"]
+            self.results["checks"]["ends_in_texts"] = sum(len(a.token_ids) < 256 for a in answers)
+        work: list[tuple[str, Any]] = [(name, lambda n=name: self.compare(n)) for name in self.args.only]
+        if {"ar-exact", "tree32-exact"} <= set(self.texts):
+            work.append(("tree32-exact", lambda: self.draws(self.prompts[1])))
+        for name, check in (("tree32", check_prefix), ("small-pool", check_small_pool)):
+            if name in self.texts:
+                work.append((name, lambda n=name, c=check: self.note(c.__name__, c(self.servers[n], self.prompts))))
+        with ThreadPoolExecutor(24) as pool:
+            list(pool.map(lambda job: self.guarded(*job), work))
+        if "tree32" in self.texts:
+            self.guarded("tree32", lambda: self.note("check_abort", check_abort(self.servers["tree32"], self.prompts)))
+            told = json.loads(self.servers["tree32"].get("/server_info"))
+            self.results["checks"]["server_info"] = {k: v for k, v in told.items() if "ddtree" in k.lower()} | {
+                key: told.get(key) for key in ("speculative_algorithm", "speculative_num_draft_tokens", "version")
+            }
+            lines = self.servers["tree32"].get("/metrics").decode().splitlines()
+            spec = [
+                line.split("{")[0] + " " + line.rsplit(" ", 1)[1] for line in lines if line.startswith("sglang:spec")
+            ]
+            self.results["checks"]["metrics"] = spec
+            self.say(self.results["checks"]["server_info"], spec)
+
+    def note(self, name: str, found: Any) -> None:
+        self.results["checks"][name] = found
+        self.say(f"{name}: {json.dumps(found)}")
+
+    # -- speeds ----------------------------------------------------------------------------------------------------
+
+    def speeds(self, names: list[str], repeats: int) -> None:
+        """In turn, so that a slow minute of the machine meets all of them."""
+        for _ in range(repeats):
+            for concurrency in CONCURRENCIES:
+                batch = {1: self.prompts[::2], 4: self.prompts, 16: self.prompts * 2}[concurrency]
+                for name in names:
+                    if self.left() < 4:
+                        return
+                    taken = self.guarded(name, lambda n=name, b=batch, c=concurrency: self.take(n, b, c))
+                    if taken:
+                        rows = self.results["speeds"].setdefault(name, {})
+                        rows.setdefault(f"c{concurrency}", []).append(taken)
+
+    def take(self, name: str, batch: list[list[int]], concurrency: int) -> dict[str, float]:
+        return figures(*self.servers[name].answer_all(batch, concurrency))
+
+    def table(self) -> None:
+        self.say("median of the repeats: tok/s of a request at c=1, of all together at c=4 and 16; tau")
+        for name, rows in self.results["speeds"].items():
+            cells = []
+            for c in CONCURRENCIES:
+                runs = rows.get(f"c{c}", [])
+                key = "request_tok_s" if c == 1 else "total_tok_s"
+                if runs:
+                    cells.append(
+                        f"c{c} {median(run[key] for run in runs):8.1f} (tau {median(run['tau'] for run in runs):.2f})"
+                    )
+            print(f"  {name:14}" + "  ".join(cells), flush=True)
+
+    def end(self) -> None:
+        with self.ending:
+            for server in self.servers.values():
+                server.stop()
+            (self.args.out / "results.json").write_text(json.dumps(self.results, indent=1))
+            with tarfile.open(self.args.out / "logs.tar.gz", "w:gz") as archive:
+                archive.add(self.logs, "logs")
+            self.say("all ended")
+
+    def out_of_time(self) -> None:
+        self.say("out of time")
+        self.end()
+        os._exit(3)
 
 
 def main() -> None:
@@ -70,74 +214,47 @@ def main() -> None:
     for name in ("kit", "target", "drafter", "prompts", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--site", type=Path, default=Path("site"), help="where the kit is unpacked to")
-    parser.add_argument("--only", nargs="*", default=list(WAYS), help="ways to start")
+    parser.add_argument("--overlay", type=Path, help="wheel of another SGLang, put over the kit's")
+    parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS), help="servers to start")
     parser.add_argument("--count", type=int, default=20, help="prompts, half of them maths, half code")
-    parser.add_argument("--seconds", type=float, default=330, help="after that no new piece begins")
+    parser.add_argument("--draws", type=int, default=480, help="draws a case at temperature above 0")
+    parser.add_argument("--repeats", type=int, default=3, help="speeds at most so often")
+    parser.add_argument("--seconds", type=float, default=330, help="after that all is ended")
     parser.add_argument("--start-seconds", type=float, default=170, help="to wait for servers at most")
-    parser.add_argument("--skip-kernels", action="store_true")
+    parser.add_argument("--auto", action="store_true", help="at the end, a server whose budget is auto")
     args = parser.parse_args()
-    begun = time.time()
     args.target, args.drafter = args.target.resolve(), args.drafter.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
-    site = args.site.resolve()
-    install_kit(args.kit, site)
-    plugin = plugin_path(site.with_name("plugin"))
-    env = environment(site, plugin)
-    print(f"kit ready after {time.time() - begun:.0f} s", flush=True)
-
-    logs = site.with_name("logs")
-    logs.mkdir(exist_ok=True)
-    servers = [make_server(name, i, args) for i, name in enumerate(args.only)]
-    results: dict[str, Any] = {"command": sys.argv, "ways": {}}
+    run = Benchmark(args)
+    guard = threading.Timer(args.seconds + 4, run.out_of_time)
+    guard.daemon = True
+    guard.start()
     try:
-        for server in servers:
-            if server.name in PROFILED:
-                server.extra_environment = server.extra_environment | {"STACK_SAMPLES": str(logs / server.name)}
-            server.start(env, logs)
-            time.sleep(0.3)
-        if not args.skip_kernels:
-            check_kernels(env, logs, args.out)
-        prompts = read_prompts(args, env)
-        serve_all(servers, prompts, results, begun, args)
+        run.start()
+        run.prompts = read_prompts(args, run.env)
+        with ThreadPoolExecutor(32) as pool:
+            waiting: list[Future[Any]] = [
+                pool.submit(run.guarded, name, lambda n=name: run.prepare(n)) for name in args.only
+            ]
+            for job in waiting:
+                job.result()
+        run.check()
+        timed = [name for name in IN_TURN if name in run.texts]
+        for name, server in run.servers.items():
+            if name not in timed:
+                server.stop()
+        run.speeds(timed, 1)
+        if args.auto and run.left() > 50:
+            from auto_server import start_auto
+
+            run.guarded("auto", lambda: start_auto(run, timed))
+        run.speeds([*timed, *(["auto"] if run.results["budgets"].get("auto_ready") else [])], args.repeats - 1)
+        run.table()
     except Exception:
         traceback.print_exc()
     finally:
-        for server in servers:
-            server.stop()
-        (args.out / "results.json").write_text(json.dumps(results, indent=1))
-        with tarfile.open(args.out / "logs.tar.gz", "w:gz") as archive:
-            archive.add(logs, "logs")
-        print(f"all ended after {time.time() - begun:.0f} s", flush=True)
-
-
-def make_server(name: str, index: int, args: argparse.Namespace) -> Server:
-    line, extra = WAYS[name]
-    spec = f"--speculative-draft-model-path {args.drafter} --speculative-algorithm"
-    arguments = ["--model-path", str(args.target), *COMMON, *line.replace("SPEC", spec).split()]
-    return Server(name, arguments, 30000 + 200 * index, extra)
-
-
-def check_kernels(env: dict[str, str], logs: Path, out: Path) -> None:
-    """Our kernels on this GPU, in the kit's environment, without a server."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "tests/sglang/test_round_kernels.py",
-    ]
-    command += ["tests/sglang/test_head.py"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=env | {"PYTHONPATH": f"{env['PYTHONPATH']}:{ROOT / 'tests'}"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    (logs / "kernels.txt").write_text(done.stdout + done.stderr)
-    print(
-        "kernels:", "\n".join((done.stdout + done.stderr).strip().splitlines()[-(3 if done.returncode == 0 else 60) :])
-    )
+        guard.cancel()
+        run.end()
 
 
 def read_prompts(args: argparse.Namespace, env: dict[str, str]) -> list[list[int]]:
@@ -159,121 +276,6 @@ def read_prompts(args: argparse.Namespace, env: dict[str, str]) -> list[list[int
         raise RuntimeError(done.stderr[-2000:])
     ids: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
     return ids
-
-
-def serve_all(
-    servers: list[Server], prompts: list[list[int]], results: dict[str, Any], begun: float, args: argparse.Namespace
-) -> None:
-    """Texts of every server as it comes up, then speeds."""
-    waiting, ready, texts = list(servers), [], {}
-    started = time.time()
-    while waiting and time.time() - started < args.start_seconds:
-        for server in list(waiting):
-            if not server.alive():
-                waiting.remove(server)
-                print(f"\n=== {server.name}: ended at start\n{server.tail(60)}\n", flush=True)
-            elif server.is_ready():
-                waiting.remove(server)
-                server.ready_s = time.time() - started
-                print(f"{server.name}: ready after {server.ready_s:.0f} s", flush=True)
-                if (answers := guarded(server, lambda s=server: check_texts(s, prompts, results))) is not None:
-                    texts[server.name] = answers
-                    ready.append(server)
-        time.sleep(0.5)
-    for server in waiting:
-        print(f"\n=== {server.name}: not ready\n{server.tail(25)}\n", flush=True)
-    compare_texts(texts, results)
-    by_name = {server.name: server for server in ready}
-    for name in ("tree16", "tree32-split"):
-        if "ar" in by_name and name in by_name:
-            guarded(by_name[name], lambda n=name: check_sampling(by_name["ar"], by_name[n], prompts, results))
-    for server in ready:
-        if server.name not in SPEEDS:
-            server.stop()
-    for server in sorted(ready, key=lambda s: SPEEDS.index(s.name) if s.name in SPEEDS else 99):
-        if server.name in SPEEDS and time.time() - begun < args.seconds:
-            guarded(server, lambda s=server: take_speeds(s, prompts, results))
-    for path in sorted(servers[0].log.parent.glob("*.[0-9]*")) if servers[0].log else []:
-        lines = path.read_text().splitlines()
-        print(f"\n--- {path.name}\n" + "\n".join(lines[:55]))
-
-
-def guarded(server: Server, work: Any) -> Any:
-    try:
-        return work()
-    except Exception as error:
-        print(f"\n=== {server.name}: {error!r}\n{server.tail(70)}\n", flush=True)
-        return None
-
-
-def check_texts(server: Server, prompts: list[list[int]], results: dict[str, Any]) -> list[Answer]:
-    """Alone, ragged four at a time, and again with warm prefixes."""
-    first = server.generate(prompts[0], timeout=100)
-    cold, cold_s = server.answer_all(prompts, 4)
-    warm, warm_s = server.answer_all(prompts, 4)
-    row = results["ways"].setdefault(server.name, {"ready_s": server.ready_s})
-    row["cold"], row["warm"] = figures(cold, cold_s), figures(warm, warm_s)
-    row["same_warm"] = sum(a.token_ids == b.token_ids for a, b in zip(cold, warm, strict=True))
-    row["cached_tokens"] = sum(int(a.meta.get("cached_tokens") or 0) for a in warm)
-    row["alone_same"] = first.token_ids == cold[0].token_ids
-    row["cuda_graph"] = b"cuda graph: True" in (server.log.read_bytes() if server.log else b"")
-    print(f"  {server.name}: {json.dumps(row)}", flush=True)
-    if server.name == "tree32":
-        told = json.loads(server.get("/server_info"))
-        row["server_info"] = {key: value for key, value in told.items() if "speculative" in key and value is not None}
-        row["metrics"] = [
-            line for line in server.get("/metrics").decode().splitlines() if line.startswith("sglang:spec_")
-        ]
-        print(f"  {row['server_info']}\n  {row['metrics']}", flush=True)
-    return cold
-
-
-def compare_texts(texts: dict[str, list[Answer]], results: dict[str, Any]) -> None:
-    if "ar" not in texts:
-        return
-    for name, answers in texts.items():
-        against = AGAINST.get(name, "ar")
-        against = against if against in texts else "ar"
-        plain = texts[against]
-        splits = []
-        for got, want in zip(answers, plain, strict=True):
-            pairs = list(zip(got.token_ids, want.token_ids, strict=False))
-            split = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-            splits.append(split if split is not None or len(got.token_ids) == len(want.token_ids) else len(pairs))
-        results["ways"][name]["first_difference"] = splits
-        same = sum(split is None for split in splits)
-        print(f"{name:16} same as {against} on {same} of {len(splits)}; first differences {splits}", flush=True)
-
-
-def check_sampling(plain: Server, tree: Server, prompts: list[list[int]], results: dict[str, Any]) -> None:
-    """Draws of a few tokens at T > 0 by both ways, compared by a chi-square test of their joint counts."""
-    from scipy.stats import chi2_contingency
-
-    cases = {
-        "T=1 top_k=4": {"temperature": 1.0, "top_k": 4},
-        "T=0.8 top_p=0.8": {"temperature": 0.8, "top_p": 0.8},
-        "T=1 top_k=8 top_p=0.95 min_p=0.1": {"temperature": 1.0, "top_k": 8, "top_p": 0.95, "min_p": 0.1},
-    }
-    for name, sampling in cases.items():
-        counts: list[Counter[tuple[int, ...]]] = []
-        for server in (plain, tree):
-            answers, _ = server.answer_all([prompts[1]] * 480, 16, max_new_tokens=3, **sampling)
-            counts.append(Counter(tuple(answer.token_ids) for answer in answers))
-        keys = sorted(counts[0] | counts[1], key=lambda key: -(counts[0][key] + counts[1][key]))
-        often = [key for key in keys if counts[0][key] + counts[1][key] >= 10]
-        table = [[count[key] for key in often] + [sum(count[key] for key in keys[len(often) :])] for count in counts]
-        table = [row if sum(r[-1] for r in table) else row[:-1] for row in table]
-        p = float(chi2_contingency(table).pvalue) if len(table[0]) > 1 else float("nan")
-        results["ways"][tree.name].setdefault("sampling", {})[name] = {"p": p, "table": table}
-        print(f"  {tree.name}: {name}: chi-square p = {p:.3f} over {len(table[0])} outcomes", flush=True)
-
-
-def take_speeds(server: Server, prompts: list[list[int]], results: dict[str, Any]) -> None:
-    row = results["ways"][server.name]
-    for concurrency in (1, 4, 16):
-        batch = prompts if concurrency < 16 else prompts * 2
-        row[f"c{concurrency}"] = figures(*server.answer_all(batch, concurrency))
-    print(f"{server.name:8}" + "".join(f"  c{c} {row[f'c{c}']}" for c in (1, 4, 16)), flush=True)
 
 
 if __name__ == "__main__":

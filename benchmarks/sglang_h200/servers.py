@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -72,15 +73,37 @@ class Server:
             return False
         return True
 
-    def generate(self, input_ids: list[int], timeout: float = 60, **sampling: Any) -> Answer:
-        body = {"input_ids": input_ids, "sampling_params": {"temperature": 0, "max_new_tokens": 256} | sampling}
+    def post(self, path: str, body: dict[str, Any], timeout: float = 60) -> bytes:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        begun = time.perf_counter()
         with urllib.request.urlopen(request, timeout=timeout) as reply:
-            found = json.loads(reply.read())
+            answer: bytes = reply.read()
+            return answer
+
+    def generate(
+        self, input_ids: list[int], timeout: float = 60, asked: dict[str, Any] | None = None, **sampling: Any
+    ) -> Answer:
+        """One request; ``asked`` are fields beside the sampling parameters."""
+        body = {"input_ids": input_ids, "sampling_params": {"temperature": 0, "max_new_tokens": 256} | sampling}
+        begun = time.perf_counter()
+        found = json.loads(self.post("/generate", body | (asked or {}), timeout))
         return Answer(found.get("output_ids") or [], found["text"], time.perf_counter() - begun, found["meta_info"])
+
+    def flush(self, wait_s: float = 10) -> bool:
+        """Empty the prefix cache, which SGLang does only when nothing runs; whether it did."""
+        until = time.monotonic() + wait_s
+        while time.monotonic() < until:
+            with contextlib.suppress(urllib.error.HTTPError):
+                self.post("/flush_cache", {})
+                return True
+            time.sleep(0.2)
+        return False
+
+    def used_tokens(self) -> int:
+        """K/V slots in use, cached prefixes not counted."""
+        loads = json.loads(self.get("/v1/loads?include=core"))
+        return int(sum(load["num_used_tokens"] for load in loads["loads"]))
 
     def answer_all(self, prompts: list[list[int]], concurrency: int, **sampling: Any) -> tuple[list[Answer], float]:
         """All prompts, ``concurrency`` at a time; answers in order, and seconds for all."""
@@ -90,19 +113,14 @@ class Server:
         return answers, time.perf_counter() - begun
 
     def stop(self) -> None:
+        """End the server and all that it spawned, at once."""
         if self.process is None:
             return
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, sign)
-            except ProcessLookupError:
-                return
-            try:
-                self.process.wait(4)
-            except subprocess.TimeoutExpired:
-                continue
-            if sign is signal.SIGTERM:
-                time.sleep(0.5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        self.process = None
 
     def tail(self, lines: int = 40) -> str:
         """The end of the log, from the first traceback in it where there is one."""

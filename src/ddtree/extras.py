@@ -9,6 +9,7 @@ from ddtree.errors import UserError
 _ENGINE = ("torch", "transformers", "safetensors", "tokenizers", "jinja2")
 _PACKAGES = {
     "fetch": ("huggingface_hub",),
+    "kit": ("bagit", "rocrate", "detect_secrets", "zstandard"),
     "engine": _ENGINE,
     "server": (*_ENGINE, "fastapi", "uvicorn", "prometheus_client", "llguidance"),
 }

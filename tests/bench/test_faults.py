@@ -8,6 +8,7 @@ import pytest
 
 from bench.fault_server import Behaviour, seen, serving
 from ddtree.bench.numbers import CellNumbers, cell_numbers
+from ddtree.bench.padding import PadText
 from ddtree.bench.plan import Load, Matrix, parse_variant
 from ddtree.bench.result_folder import read_requests, read_sessions, read_units
 from ddtree.bench.run import RunOptions, run_bench
@@ -130,3 +131,45 @@ def test_secrets_of_the_server_stay_there(tmp_path):
     measured(tmp_path, Behaviour(is_native=True), requests=2)
     (session,) = read_sessions(tmp_path)
     assert session.engine == "native" and "sk-secret" not in session.model_dump_json()
+
+
+def test_conversations_go_on_from_the_replies(tmp_path):
+    """Two turns are two requests, the second with the model's reply in it; a turn that fails ends the conversation."""
+    turns = Workload("talk", "made here", (Problem("a", ("one", "two")), Problem("b", ("three", "four"))))
+    behaviour = Behaviour(chunks=3, fault_of=lambda number: "refused" if number == 2 else None)
+    with serving(behaviour) as url:
+        load = Load(repetitions=1, requests=2, warm_up_requests=0, max_tokens=64)
+        run_bench(RunOptions(url=url, folder=tmp_path, matrix=Matrix(workloads=(turns,)), load=load))
+        bodies = seen(url)["bodies"]
+    assert [len(body["messages"]) for body in bodies] == [1, 3, 1]
+    assert [message["role"] for message in bodies[1]["messages"]] == ["user", "assistant", "user"]
+    assert bodies[1]["messages"][1]["content"].split() == ["word"] * 7
+    rows = read_requests(tmp_path)
+    assert [(row.prompt_id, row.turn, row.error_kind) for row in rows] == [
+        ("a", 0, None),
+        ("a", 1, None),
+        ("b", 0, "http_500"),
+    ]
+
+
+def test_what_a_request_asks_for(tmp_path):
+    cell = measured(tmp_path, Behaviour(is_native=True), variant="tree:auto:4", requests=1, ignore_eos=True)
+    (body,) = server_saw["bodies"]
+    assert body["ddtree"] == {"mode": "tree", "budget": "auto", "top_k_cap": 4}
+    assert body["ignore_eos"] is True and body["stream_options"] == {"include_usage": True}
+    assert "seed" not in body and body["temperature"] == 0 and cell.errors == {}
+
+
+def test_contexts_are_filled_by_the_servers_own_count(tmp_path):
+    with serving(Behaviour(is_native=True)) as url:
+        options = RunOptions(
+            url=url,
+            folder=tmp_path,
+            matrix=Matrix(workloads=(PROMPTS,), contexts=(200,)),
+            load=Load(repetitions=1, requests=2, warm_up_requests=0, max_tokens=64),
+            pad_text=PadText("many words of text " * 500),
+        )
+        run_bench(options)
+        bodies = seen(url)["bodies"]
+    lengths = [len(body["messages"][0]["content"].split()) for body in bodies]
+    assert lengths and all(192 <= length <= 200 for length in lengths)

@@ -90,7 +90,7 @@ def test_references_of_the_public_sets(box):
 
     if not BENCHMARK_PROMPTS.is_dir():
         pytest.skip("the benchmark prompts are not beside this checkout")
-    for name, limit in (("humaneval", 20), ("mbpp", 20)):  # `ddtree grade --reference` runs all of them
+    for name, limit in (("humaneval", 12), ("mbpp", 12)):  # `ddtree grade --reference` runs all of them
         workload = read_workload(str(BENCHMARK_PROMPTS / f"{name}.jsonl"), limit=limit)
         patient = find_sandbox(Limits(wall_s=60.0, cpu_s=30), is_unsafe=False)
         assert {outcome.how for _, outcome in judge_references(workload, patient)} == {"passed"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from ddtree.bench.files import locked
 from ddtree.bench.result_folder import ResultFolder, read_requests, read_run, read_units
 from ddtree.errors import UserError
 
-REPEATS, REQUESTS = 3, 4
+REPEATS, REQUESTS = 2, 3
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +27,24 @@ def server():
         yield url
 
 
-@pytest.fixture
-def command(tmp_path, server):
-    prompts = tmp_path / "words.jsonl"
+@pytest.fixture(scope="module")
+def command(tmp_path_factory, server):
+    prompts = tmp_path_factory.mktemp("prompts") / "words.jsonl"
     prompts.write_text("".join(json.dumps({"id": f"p{i}", "turns": [f"question {i}"]}) + "\n" for i in range(5)))
     return [
         *(sys.executable, "-m", "ddtree", "bench", "--workload", str(prompts), "--base-url", server),
         *("--variant", "ar,tree:8", "--concurrency", "1,2", "--repeats", str(REPEATS), "--requests", str(REQUESTS)),
         *("--max-tokens", "64", "--warm-up", "1"),
     ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, command):
+    """A run that was let be; to be copied, not written to."""
+    folder = tmp_path_factory.mktemp("whole") / "whole"
+    done = run(command, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def run(command, out, *more):
@@ -49,17 +59,14 @@ def shape(folder):
     return units, requests, len(lines)
 
 
-def test_killed_at_random_instants_and_resumed(tmp_path, command):
-    whole = tmp_path / "whole"
-    done = run(command, whole)
-    assert done.returncode == 0, done.stderr
+def test_killed_at_random_instants_and_resumed(tmp_path, command, whole):
     expected = shape(whole)
     assert set(expected[0].values()) == {1} and len(expected[0]) == 4 * REPEATS
     assert sum(expected[1].values()) == expected[2] == 4 * REPEATS * REQUESTS
 
     killed, chance = tmp_path / "killed", random.Random(7)
     kills = 0
-    for _ in range(4):
+    for _ in range(3):
         process = subprocess.Popen([*command, "--out", str(killed), "--resume"], stderr=subprocess.DEVNULL)
         started = time.monotonic()
         have = (killed / "units.jsonl").stat().st_size if (killed / "units.jsonl").exists() else 0
@@ -71,17 +78,15 @@ def test_killed_at_random_instants_and_resumed(tmp_path, command):
         time.sleep(chance.uniform(0, 0.25))
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
-    assert kills >= 3, "the run was over before it could be killed"
+    assert kills == 3, "the run was over before it could be killed"
     done = run(command, killed, "--resume")
     assert done.returncode == 0, done.stderr
     assert shape(killed) == expected
     assert not (killed / "running.jsonl").exists()
 
 
-def test_a_crash_between_any_two_writes(tmp_path, command):
+def test_a_crash_between_any_two_writes(tmp_path, whole):
     """The folder as a crash could leave it, at every byte of the last unit's traces: what is read is whole units."""
-    whole = tmp_path / "whole"
-    assert run(command, whole).returncode == 0
     units, requests = (whole / "units.jsonl").read_bytes(), (whole / "requests.jsonl").read_bytes()
     before = units.rstrip(b"\n").rfind(b"\n") + 1
     first_rows = json.loads(units[:before].splitlines()[-1])["requests_end_byte"]
@@ -120,9 +125,9 @@ def test_ctrl_c_keeps_what_is_done(tmp_path, command):
     assert len(read_units(out)) == 4 * REPEATS
 
 
-def test_results_are_not_mixed(tmp_path, command):
+def test_results_are_not_mixed(tmp_path, command, whole):
     out = tmp_path / "out"
-    assert run(command, out).returncode == 0
+    shutil.copytree(whole, out)
     again = run(command, out)
     assert again.returncode == 2 and "--resume" in again.stderr
     other = run(command, out, "--resume", "--seed", "5")
@@ -131,12 +136,12 @@ def test_results_are_not_mixed(tmp_path, command):
         second = run(command, out, "--resume")
     assert second.returncode == 2 and "another process" in second.stderr
     resumed = run(command, out, "--resume")
-    assert resumed.returncode == 0 and "12 of 12 units are done already" in resumed.stderr
+    assert resumed.returncode == 0 and f"{4 * REPEATS} of {4 * REPEATS} units are done already" in resumed.stderr
 
 
-def test_a_damaged_folder_is_told(tmp_path, command):
+def test_a_damaged_folder_is_told(tmp_path, command, whole):
     out = tmp_path / "out"
-    assert run(command, out).returncode == 0
+    shutil.copytree(whole, out)
     (out / "requests.jsonl").write_bytes((out / "requests.jsonl").read_bytes()[:-100])
     with pytest.raises(UserError, match="shorter than"):
         read_requests(out)

@@ -179,6 +179,35 @@ def test_what_fails_is_recorded_and_the_sweep_goes_on(folder):
     assert "illegal" not in told.stdout and "| refused |" in text and "| failed |" in text
 
 
+def test_what_is_not_what_it_claims_does_not_count(folder):
+    """A silent fallback and a drafter of which nothing is accepted, deployed alone and asked for per request."""
+    file = write_sweep(
+        folder,
+        """
+        [[sweep]]
+        name = "alone"
+        grid = { "speculation.draft_window" = [15, 16] }
+        [[sweep]]
+        name = "together"
+        [sweep.grid]
+        "speculation.draft_window" = [15]
+        "speculation.budget" = [8, 32]
+        """,
+    )
+    out = folder / "out"
+    done = ddtree("sweep", file, "--out", out, check=False)
+    assert done.returncode == 1, "no point could be measured"
+    rows = {row.point: (row.status, row.reason) for row in read_points(out)}
+    assert rows == {
+        "alone: draft_window=15": ("invalid", "ddtree was deployed, and answers were made in mode ar"),
+        "alone: draft_window=16": ("invalid", "tau is 1.00, below 1.2: speculation brings nothing"),
+        "together: draft_window=15, budget=8": ("invalid", "4 requests were not drafted as asked"),
+        "together: draft_window=15, budget=32": ("invalid", "4 requests were not drafted as asked"),
+    }
+    assert tomllib.loads((out / "recommended.toml").read_text()) == tomllib.loads((folder / "d.toml").read_text())
+    assert "draft_window" not in next((folder / "state").rglob("launch.sh")).read_text()
+
+
 def test_a_crash_of_one_variant_does_not_take_the_others_with_it(folder):
     """Measured together, one point's crash breaks all; each is then measured by itself."""
     file = write_sweep(

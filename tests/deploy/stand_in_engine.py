@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """An engine that starts at once and can be told to misbehave: what deploys it is what is tested.
 
-It takes the native engine's flags. What it shall do comes from the environment:
-FAULT: die, hang, refuse, slow, babble, second (another process takes the port), orphan (a helper outlives it).
+It takes the native engine's flags. What it shall do comes from the environment. FAULT: die, hang, refuse, slow, babble,
+mute (no token), second (another process takes the port), orphan (a helper outlives it).
 """
 
 import json
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, {"hello": "world"})
         else:
             choice = {"text": " Paris", "index": 0, "finish_reason": "length"}
-            self._answer(200, {"choices": [choice], "usage": {"completion_tokens": 1}})
+            self._answer(200, {"choices": [choice], "usage": {"completion_tokens": int(fault != "mute")}})
 
 
 print("engine starts with budget", flags.get("--budget"), "home", os.environ.get("HOME"), flush=True)

@@ -109,16 +109,17 @@ class SystemdHost:
 
 
 @contextmanager
-def systemd_host(scratch: Path, mounts: dict[Path, str]) -> Iterator[SystemdHost]:
-    """Boot a host; ``mounts``: what of this machine it sees read-only, and where.
+def systemd_host(scratch: Path, mounts: dict[Path, str], number: int | None = None) -> Iterator[SystemdHost]:
+    """Boot a host; ``mounts``: what of this machine it sees read-only, and where. ``number``: for several at once.
 
     Raises:
         NoSuchHost: this machine cannot.
     """
     _require_tools()
     image = _image()
-    name = f"ddt{os.getpid() % 100000}"
-    near, far = f"10.213.{os.getpid() % 250}.1", f"10.213.{os.getpid() % 250}.2"
+    number = os.getpid() if number is None else number
+    name = f"ddt{number % 100000}"
+    near, far = f"10.213.{number % 250}.1", f"10.213.{number % 250}.2"
     root, key = scratch / "root", scratch / "key"
     _do("cp", "-a", "--reflink=auto", str(image), str(root))
     _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))

@@ -229,6 +229,7 @@ def sglang_source() -> str:
         with zipfile.ZipFile(wheel) as content:
             kept.write_bytes(content.read("sglang/srt/server_args.py"))
         wheel.unlink()
+        folder.rmdir()
     return kept.read_text(encoding="utf-8")
 
 

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class Place:
             "drafter": {"path": "/opt/models/drafter"},
             "speculation": {"algorithm": "ddtree", "budget": budget},
             "runtime": {"device": "cpu", "threads": 1, "context_length": 512, "max_running_requests": 1},
-            "service": {"name": NAME, "port": PORT, "address": "0.0.0.0", "ready_timeout_s": 120},
+            "service": {"name": NAME, "port": PORT, "address": "0.0.0.0", "ready_timeout_s": 300},
             "secrets": {"api_key": {"file": str(self.folder / "api_key")}, "env": {"HF_TOKEN": {"file": "token"}}},
             "host": {
                 "kind": "ssh",
@@ -210,11 +211,25 @@ def test_the_service_is_shut_in(place: Place, first: Applied) -> None:
     assert float(exposure.split(":")[1].split()[0]) < 3.5, exposure
 
 
-def test_another_budget_is_another_process(place: Place, first: Applied) -> None:
-    changed = place.deployment(way="root", budget=8)
+def test_another_budget_is_another_process_though_the_line_breaks(place: Place, first: Applied) -> None:
+    changed, host = place.deployment(budget=8), place.host
     with open_site(changed) as site:
         assert any(line.startswith("+ExecStart") and "--budget 8" in line for line in difference(site).lines)
-    second = apply(changed, note="budget 8")
+    seen: list[Progress] = []
+    outcome: list[Applied] = []
+    thread = threading.Thread(target=lambda: outcome.append(apply(changed, note="budget 8", tell=seen.append)))
+    thread.start()
+    try:
+        while not any(one.elapsed_s for one in seen):
+            time.sleep(0.05)
+        host.ssh("pkill -KILL -u deploy")  # what serves the connection, on the host
+        while host.ssh(f"flock -n /var/lib/ddtree/deploy/{NAME}/lock echo free || true") == "free\n":
+            time.sleep(0.2)
+        with pytest.raises(HostError, match="is being changed by"):
+            stop(place.deployment(way="root"))
+    finally:
+        thread.join()
+    (second,) = outcome
     assert second.replaced is not None and second.replaced.number == first.release.number
     assert second.ready.identity != first.ready.identity
     assert place.complete()["ddtree"]["budget"] == 8
@@ -308,3 +323,32 @@ def test_the_command_goes_back_and_shows_and_stops(place: Place, first: Applied)
     stopped = ddtree("stop", str(file))
     assert (stopped.returncode, stopped.stdout) == (0, "stopped\n"), stopped
     assert ddtree("status", str(file)).returncode == 1
+
+
+def test_a_process_over_ssh_needs_no_rights(place: Place, tmp_path: Path) -> None:
+    """As in a rented container: no systemd used, no root; it outlives the connection."""
+    engine = place.host.root / "opt/stand-in"
+    python = f"/opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    (place.host.root / "opt/stand_in_engine.py").write_text((Path(__file__).parent / "stand_in_engine.py").read_text())
+    engine.write_text(
+        f'#!/bin/sh\nexport LD_LIBRARY_PATH=/opt/python/lib\nexec {python} /opt/stand_in_engine.py "$@"\n'
+    )
+    engine.chmod(0o755)
+    data = place.deployment().model_dump(mode="json", exclude_unset=True)
+    data["engine"] = {"kind": "native", "executable": "/opt/stand-in"}
+    data["service"] = {"name": "plain", "supervisor": "process", "port": 8124, "ready_timeout_s": 60}
+    data["host"] = data["host"] | {"user": "plain"}
+    del data["host"]["privilege"]
+    deployment = to_deployment(data, folder=place.folder)
+    applied = apply(deployment)
+    pid = applied.ready.identity.pid
+    seen = status(deployment)
+    assert seen.is_up and seen.state.identity == applied.ready.identity
+    assert place.host.ssh(f"ps -o user= -p {pid} || stat -c %U /proc/{pid}").split() == ["plain"]
+    listed = place.host.ssh("find /home/plain/.local/state/ddtree/plain -type f -perm /077", "plain")
+    assert listed == "", "nobody else may read it"
+    with pytest.raises(ApplyError, match="the process ended"):
+        apply(to_deployment(data | {"runtime": data["runtime"] | {"env": {"FAULT": "die"}}}, folder=place.folder))
+    assert status(deployment).is_up
+    assert stop(deployment).status == "stopped"
+    place.host.ssh(f"[ ! -e /proc/{pid} ]")

@@ -1,4 +1,4 @@
-"""The prefix cache: what is found is what would have been computed, for target and drafter, and pages are never lost."""
+"""The prefix cache: what is found is what would have been computed, for target and drafter; no page is lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_warm_answers_and_acceptance_are_the_cold_ones(
         max_new_tokens=30, ignore_eos=True, temperature=float(sampled), seed=3, logprobs=2,
         repetition_penalty=1.3 if sampled else 1.0,
     )  # fmt: skip
-    prompts = [LONG, LONG, LONG[:50], LONG[:49] + [11, 10], LONG[:16], LONG[:17], [5, *LONG], LONG + [7] * 9]
+    prompts = [LONG, LONG, LONG[:50], [*LONG[:49], 11, 10], LONG[:16], LONG[:17], [5, *LONG], LONG + [7] * 9]
     hits = [0, 64, 48, 48, 0, 16, 0, 80]  # full pages before the last token, as far as they are known
     for prompt, hit in zip(prompts, hits, strict=True):
         (ours,) = warm.generate([prompt], params, speculation=speculation)
@@ -79,6 +79,33 @@ def test_a_conversation_goes_on_where_its_answers_ended(cold: Engine, warm: Engi
         # The drafter's context of the last round is written a round later, which never came.
         assert ours.stats.cached_tokens >= (len(talk) - 3 - 8 - PAGE if turn else 0)
         talk = [*talk, *ours.token_ids, 5, 6]
+
+
+def test_every_page_that_is_found_holds_what_a_prefill_would_write(cold: Engine, warm: Engine) -> None:
+    """Keys and values of target and drafter, wherever the last round happens to end within a page."""
+
+    def run(engine: Engine, prompt: list[int], n_new: int) -> list[int]:
+        sequence = engine.submit(prompt, greedy(n_new), speculation=MODES[2])
+        while sequence.finish_reason is None:
+            engine.step()
+        return [*prompt, *sequence.output]
+
+    def held(engine: Engine, pages: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        slots = [page * PAGE + place for page in pages for place in range(PAGE)]
+        assert engine.state.drafter_cache is not None
+        return engine.state.target_cache[:, :, slots], engine.state.drafter_cache[:, :, slots]
+
+    found = 0
+    for n_new in range(14, 34):
+        warm._prefixes.clear()
+        text = run(warm, LONG[:15], n_new)
+        pages = [kept.page for kept in warm._prefixes.find(warm._prefixes.keys(text), drafts=True)]
+        run(cold, text, 1)
+        first_pages = list(range(1, len(pages) + 1))  # of an idle pool, in order
+        for ours, wanted in zip(held(warm, pages), held(cold, first_pages), strict=True):
+            torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=1e-3)
+        found += len(pages)
+    assert found > 20
 
 
 def test_running_sequences_share_their_prompts(cold: Engine, warm: Engine) -> None:
@@ -162,8 +189,8 @@ def test_what_comes_after_a_stop_is_in_no_key(cold: Engine, warm: Engine) -> Non
         known = {key for n in range(len(text)) for key in warm._prefixes.keys(text[:n])}
         known |= set(warm._prefixes.keys([*LONG[:40], *free.token_ids]))
         assert set(warm._prefixes._by_key) <= known
-        (ours,) = warm.generate([text + [6]], greedy(20), speculation=MODES[2])
-        assert same(ours, cold.generate([text + [6]], greedy(20), speculation=MODES[2])[0])
+        (ours,) = warm.generate([[*text, 6]], greedy(20), speculation=MODES[2])
+        assert same(ours, cold.generate([[*text, 6]], greedy(20), speculation=MODES[2])[0])
         warm._prefixes.clear()
     assert cut, "no stop fell into an accepted run: the test saw nothing"
 
@@ -260,7 +287,7 @@ def test_pages_and_what_they_hold_at_random() -> None:
     admitted = hits = 0
     for _ in range(4000):
         if running and dice.random() < 0.5:
-            tokens, pages, found, drafts = running.pop(dice.randrange(len(running)))
+            tokens, pages, _, drafts = running.pop(dice.randrange(len(running)))
             full = len(tokens) // PAGE
             if dice.random() < 0.8:
                 cache.publish(cache.keys(tokens), pages, dice.randrange(full + 1) if drafts and dice.random() < 0.3

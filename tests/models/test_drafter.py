@@ -59,6 +59,7 @@ class Bench:
             page_tokens=PAGE_TOKENS,
             draft_window=draft_window,
             row_numbers=lambda n, rows: torch.arange(rows).expand(n, -1),
+            block_sees=lambda n: torch.ones(n, config.block_size, config.block_size, dtype=torch.bool),
         )
 
     def _batch(self, slots: list[int]) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -13,6 +11,7 @@ import pytest
 
 from bench.made_rows import write_run
 from ddtree.bench.sweep.store import PointRow, append_point
+from ddtree.cli.main import run
 from ddtree.errors import UserError
 from ddtree.report.compare import compare, is_regression
 from ddtree.report.recommend import recommend
@@ -170,21 +169,22 @@ def test_what_is_lost_or_fails_is_a_regression(tmp_path):
     assert {c.quantity for c in failing if c.judgement == "regression"} == {"errors"}
 
 
-def test_the_check_on_the_command_line(tmp_path):
+def test_the_check_on_the_command_line(tmp_path, capsys):
     old, new = write_run(tmp_path / "old", matrix()), write_run(tmp_path / "new", matrix(ar=30.0))
 
-    def run(*arguments):
-        command = [sys.executable, "-m", "ddtree", "report", *map(str, arguments), "--no-plots"]
-        return subprocess.run(command, capture_output=True, text=True)
+    def told(*arguments):
+        code = run(["report", *map(str, arguments), "--no-plots"])
+        seen = capsys.readouterr()
+        return code, seen.out, seen.err
 
-    slower = run(new, "--baseline", old)
-    assert slower.returncode == 1 and "regression: user_tok_s of ar" in slower.stdout
+    code, out, _ = told(new, "--baseline", old)
+    assert code == 1 and "regression: user_tok_s of ar" in out
     assert "**4 regressions** beyond 5%" in (new / "report" / "findings.md").read_text()
-    same = run(old, "--baseline", old)
-    assert same.returncode == 0 and "no regression beyond 5%" in same.stdout
+    code, out, _ = told(old, "--baseline", old)
+    assert code == 0 and "no regression beyond 5%" in out
     for bad in ((tmp_path / "none",), (old, "--threshold", "2"), (old, "--drafter-gb", "1")):
-        refused = run(*bad)
-        assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+        code, _, complaint = told(*bad)
+        assert code == 2 and complaint.count("\n") == 1
 
 
 def test_points_that_do_not_count(tmp_path):

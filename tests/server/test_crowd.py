@@ -150,8 +150,8 @@ async def impossible(client: httpx.AsyncClient, i: int) -> None:
 
 def leftovers() -> Counter[str]:
     gc.collect()
-    kinds = (Job, Sequence, Answer, AnswerResponse)
-    return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
+    kinds = {Job, Sequence, Answer, AnswerResponse}
+    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) in kinds)
 
 
 def resources(server: Live) -> dict[str, int]:

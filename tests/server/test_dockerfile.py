@@ -80,7 +80,17 @@ def test_what_is_copied_is_enough_to_install(tmp_path):
             (tmp_path / "source").mkdir(exist_ok=True)
             shutil.copy(path, tmp_path / "source" / source)
     assert of("RUN").count('pip install "/source[server]"') == 2
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", tmp_path, tmp_path / "source"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--wheel-dir",
+        tmp_path,
+        tmp_path / "source",
+    ]
     subprocess.run([str(part) for part in command], check=True, timeout=200)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
@@ -133,7 +143,9 @@ def test_the_entry_point_hands_arguments_on(tmp_path):
     )
     called = ["serve", "--host", "0.0.0.0", "--port", "8000", "--model", "a b", "--insecure"]
     assert done.stdout.splitlines() == called
-    helped = subprocess.run([sys.executable, "-m", "ddtree", "serve", "--help"], capture_output=True, text=True, check=True)
+    helped = subprocess.run(
+        [sys.executable, "-m", "ddtree", "serve", "--help"], capture_output=True, text=True, check=True
+    )
     assert all(flag in helped.stdout for flag in ("--host", "--port", "--insecure"))
 
 

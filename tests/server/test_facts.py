@@ -80,7 +80,9 @@ def test_the_page_gets_a_tree(tiny_folders, show_text):
         status = httpx.get(f"{server.url}/status").json()
         assert status["tree"] is None and status["ready"]
         threads = [
-            threading.Thread(target=httpx.post, args=(f"{server.url}/v1/completions",), kwargs={"json": LONG})
+            threading.Thread(
+                target=httpx.post, args=(f"{server.url}/v1/completions",), kwargs={"json": LONG, "timeout": 60}
+            )
             for _ in range(3)
         ]
         for thread in threads:

@@ -72,7 +72,12 @@ def test_every_operation_answers_as_described(document, checks, label, mode):
 
 def test_good_and_bad_bodies_were_sent(described_server):
     assert statuses, "this test looks at what the one above did"
-    assert {"POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"} <= statuses.keys()
+    assert {
+        "POST /v1/chat/completions",
+        "POST /v1/completions",
+        "POST /tokenize",
+        "POST /detokenize",
+    } <= statuses.keys()
     for operation, seen in statuses.items():
         assert max(seen) < 500, operation
         if operation.startswith("POST"):

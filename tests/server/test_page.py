@@ -18,7 +18,9 @@ import pytest
 from live import Live, live, tiny_loader
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="NO CHROMIUM: the page is not looked at (apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="NO CHROMIUM: the page is not looked at (apt-get install chromium)"
+)
 
 
 class Page(HTMLParser):
@@ -66,7 +68,9 @@ def busy_server(tiny_folders):
         httpx.get(f"{server.url}/status")  # somebody looks, so that trees are recorded
         body = {"prompt": "hello there", "max_tokens": 120, "temperature": 0}
         threads = [
-            threading.Thread(target=httpx.post, args=(f"{server.url}/v1/completions",), kwargs={"json": body})
+            threading.Thread(
+                target=httpx.post, args=(f"{server.url}/v1/completions",), kwargs={"json": body, "timeout": 60}
+            )
             for _ in range(3)
         ]
         for thread in threads:

@@ -1,4 +1,4 @@
-"""Tools: calls in form, whole and streamed, as the official client reads them, and refusals where they cannot be had."""
+"""Tools: calls in form, whole and streamed, as the official client reads them, and refusals where there are none."""
 
 from __future__ import annotations
 
@@ -166,7 +166,9 @@ def test_a_conversation_with_calls_goes_into_the_template(tool_client, tool_serv
     assert again.choices[0].message.content
     tokenizer = tool_server.service.thread.engine.tokenizer
     body = {
-        "messages": [*CHAT, first.model_dump(exclude_none=True), answer | {"content": [{"type": "text", "text": "noon"}]}],
+        "messages": [
+            *CHAT, first.model_dump(exclude_none=True), answer | {"content": [{"type": "text", "text": "noon"}]},
+        ],
         "tools": [CLOCK],
     }  # fmt: skip
     tokens = httpx.post(f"{tool_server.url}/tokenize", json=body).json()["tokens"]

@@ -31,6 +31,16 @@ SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"speculative_num_draft_tokens": 33,
          "resolved": {"budget": 32, "topk_cap": 4, "block_size": 16, "fold_tail": True}},
     ),
+    "a chain is DFLASH's shape": (
+        [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1"],
+        {"speculative_num_draft_tokens": 16, "speculative_eagle_topk": 1, "speculative_num_steps": 1,
+         "resolved": {"budget": 15, "topk_cap": 1, "block_size": 16, "fold_tail": True}},
+    ),
+    "a short chain": (
+        [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1", "--speculative-ddtree-budget", "7"],
+        # Rows of 16 and a path of 8 must be held ahead: 24 slots, of which SGLang counts 2 * max(steps, 8).
+        {"speculative_num_draft_tokens": 8, "speculative_eagle_topk": 1, "speculative_num_steps": 12},
+    ),
     "SGLang's own flag": ([*TREE, *FA3, "--speculative-num-draft-tokens", "9"], {"speculative_num_draft_tokens": 9}),
     "a tree narrower than its block": (
         [*TREE, *FA3, "--speculative-ddtree-budget", "4"],
@@ -55,6 +65,16 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "--speculative-ddtree-budget says 8",
     ),
     "budget too large": ([*TREE, *FA3, "--speculative-ddtree-budget", "2000"], "from 0 to 1024"),
+    "a chain longer than its block": (
+        [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1", "--speculative-ddtree-budget", "16"], "at most 15 nodes",
+    ),
+    "auto without measurements": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "auto"], "only a start by command line can take them",
+    ),
+    "a budget in words": ([*TREE, *FA3, "--speculative-ddtree-budget", "many"], "SystemExit: 2"),
+    "no concurrency": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "auto", "--speculative-ddtree-concurrency", "0"], "from 1 to 4096",
+    ),
     "no candidates": ([*TREE, *FA3, "--speculative-ddtree-topk-cap", "0"], "from 1 to 128"),
     "EAGLE's cap": ([*TREE, *FA3, "--speculative-eagle-topk", "4"], "--speculative-ddtree-topk-cap"),
     "chain-only backend": ([*TREE, "--attention-backend", "torch_native"], "use --attention-backend fa3 or triton"),
@@ -91,7 +111,8 @@ def run(version: str, target: Path, tmp_path: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "sglang_stand_ins.py"), str(source)],
         input=json.dumps(cases), capture_output=True, text=True, timeout=240, check=False,
-        env=os.environ | {"PYTHONPATH": ":".join(map(str, path)), "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
+        env=os.environ | {"PYTHONPATH": ":".join(map(str, path)), "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1",
+                           "DDTREE_CACHE": str(tmp_path / "cache")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

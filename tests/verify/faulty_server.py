@@ -1,7 +1,7 @@
 """`ddtree serve` with one fault in it: python faulty_server.py FAULT serve ...
 
-Faults: `window` leaves --draft-window out when the engine is made; `slow` waits in every step; `hang` stops in the
-middle of steps for good, once a file named by HANG_FILE is there; `positions` verifies nodes one position too far.
+Faults: `window` leaves --draft-window out when the engine is made; once a file named by FAULT_FILE is there, `slow`
+waits in every step, and `hang` stops for good; `positions` verifies nodes one position too far.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def main(fault: str, arguments: list[str]) -> int:
         step = engine.step
 
         def slow() -> Any:
-            time.sleep(0.04)
+            time.sleep(0.15 if os.path.exists(os.environ["FAULT_FILE"]) else 0)
             return step()
 
         def hanging() -> Any:
-            while os.path.exists(os.environ["HANG_FILE"]):
+            while os.path.exists(os.environ["FAULT_FILE"]):
                 time.sleep(0.05)
             return step()
 

@@ -135,14 +135,21 @@ def test_another_model_behind_the_same_name(pair, other_pair, port):
         assert verify(server.url, new_baseline=True).status is Status.proven  # it was changed on purpose
 
 
-def test_a_slow_server(pair, port):
-    with ServerProcess(*pair, *DRAFTS, port=port) as server:
-        assert verify(server.url).status is Status.proven
-    with ServerProcess(*pair, *DRAFTS, port=port, fault="slow") as server:
-        finding = only(verify(server.url), "speed")
-        assert "about as fast as when it was verified" in finding.claim
-        declared = [each.claim for each in broken(verify(server.url, Expectation(tok_s_floor=60)))]
-        assert "one request decodes at least 60 tok/s" in declared
+def test_a_server_that_becomes_slow(pair, tmp_path, monkeypatch):
+    brake = tmp_path / "slow"
+    monkeypatch.setenv("FAULT_FILE", str(brake))
+    options = replace(SHORT, speed_tokens=24, speed_tolerance=0.5, long_tokens=0)
+    with ServerProcess(*pair, *DRAFTS, fault="slow") as server:
+
+        def slow_down(claim: str, fraction: float) -> None:
+            if claim == "decoding is as fast as it was":
+                brake.touch()
+
+        assert Verification(server.url, Expectation(), options).run().status is Status.proven
+        declared = Expectation(tok_s_floor=20)
+        verdict = Verification(server.url, declared, options, tell=slow_down).run()
+    found = {finding.claim for finding in broken(verdict)}
+    assert found == {"decoding is about as fast as when it was verified", "one request decodes at least 20 tok/s"}
 
 
 def test_a_restart_during_the_probes(pair, port):
@@ -184,7 +191,7 @@ def test_the_server_dies_during_the_probes(pair, monkeypatch):
 
 def test_an_engine_that_hangs_behind_a_live_health(pair, tmp_path, monkeypatch):
     stop = tmp_path / "hang"
-    monkeypatch.setenv("HANG_FILE", str(stop))
+    monkeypatch.setenv("FAULT_FILE", str(stop))
     with ServerProcess(*pair, *DRAFTS, fault="hang") as server:
         url = server.url
         stop.touch()
@@ -194,7 +201,7 @@ def test_an_engine_that_hangs_behind_a_live_health(pair, tmp_path, monkeypatch):
 
 def test_an_engine_that_hangs_later(pair, tmp_path, monkeypatch):
     stop = tmp_path / "hang"
-    monkeypatch.setenv("HANG_FILE", str(stop))
+    monkeypatch.setenv("FAULT_FILE", str(stop))
     with ServerProcess(*pair, *DRAFTS, fault="hang") as server:
 
         def hang(claim: str, fraction: float) -> None:

@@ -23,6 +23,8 @@ class Answer:
 
     Attributes:
         error_kind: None where the stream came to its proper end.
+        text: all that was generated, in order.
+        reply: of it, what belongs to the conversation: no thinking.
         told: the engine's own account of the drafting, where there is one.
     """
 
@@ -34,6 +36,7 @@ class Answer:
     last_ms: float | None = None
     end_ms: float = 0.0
     text: str = ""
+    reply: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
     told: dict[str, Any] = field(default_factory=dict)
@@ -145,7 +148,9 @@ def _take(data: bytes, answer: Answer, now_ms: float) -> str | None:
     for choice in choices if isinstance(choices, list) else []:
         if not isinstance(choice, dict):
             continue
-        text += _text(choice)
+        generated, reply = _text(choice)
+        text += generated
+        answer.reply += reply
         if isinstance(choice.get("meta_info"), dict):
             answer.told["meta_info"] = choice["meta_info"]
         if choice.get("finish_reason"):
@@ -158,10 +163,13 @@ def _take(data: bytes, answer: Answer, now_ms: float) -> str | None:
     return text
 
 
-def _text(choice: dict[str, Any]) -> str:
+def _text(choice: dict[str, Any]) -> tuple[str, str]:
+    """What was generated, and what of it is no thinking."""
     delta = choice.get("delta")
     if not isinstance(delta, dict):
-        return choice["text"] if isinstance(choice.get("text"), str) else ""
-    text = "".join(delta[name] for name in _TEXT_FIELDS if isinstance(delta.get(name), str))
+        text = choice["text"] if isinstance(choice.get("text"), str) else ""
+        return text, text
+    generated = "".join(delta[name] for name in _TEXT_FIELDS if isinstance(delta.get(name), str))
     calls = delta.get("tool_calls")
-    return text + (json.dumps(calls) if calls else "")
+    content = delta.get("content")
+    return generated + (json.dumps(calls) if calls else ""), content if isinstance(content, str) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,14 +62,33 @@ def whole_lines(path: Path) -> list[str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to ``folder`` meanwhile; the lock goes with the process that holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("wb") as lock:
+    """Make ``folder``, and keep other processes from writing to it meanwhile; the lock goes with the process.
+
+    A folder that was made here and is still empty at the end goes away again.
+    """
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("wb")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror})", "give --out another folder") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another process writes to {folder}", "wait for it, or give another folder") from None
-        yield
+        try:
+            yield
+        finally:
+            if is_new and os.listdir(folder) == [".lock"]:
+                with suppress(OSError):
+                    (folder / ".lock").unlink()
+                    folder.rmdir()
+
+
+def folders_with(folder: Path, name: str) -> list[Path]:
+    """The folders under ``folder`` that hold a file ``name``, in order; what cannot be looked into is passed over."""
+    return sorted(Path(place) for place, _, files in os.walk(folder) if name in files)
 
 
 def _append(file: BinaryIO, line: str) -> None:

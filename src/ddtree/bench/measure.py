@@ -129,7 +129,7 @@ class UnitRun:
             self._on_row(row())
             if answer.error_kind:
                 return
-            messages = [*messages, {"role": "assistant", "content": answer.text}]
+            messages = [*messages, {"role": "assistant", "content": answer.reply}]
 
     async def _recount(self, answer: Answer) -> None:
         if answer.error_kind is None and answer.text:

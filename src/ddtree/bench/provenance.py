@@ -23,18 +23,21 @@ _PACKAGES = ("httpx", "numpy", "pydantic", "torch", "transformers", "sglang", "v
 _GPU_FIELDS = ("name", "driver_version", "memory.total", "pstate", "clocks.max.sm", "power.limit")
 
 
-def session_record(run_id: str, endpoint: Endpoint, deployment: Path | None) -> SessionRecord:
-    """The facts of this moment. GPUs are those of this machine, which need not be the server's.
+def read_deployment(deployment: Path | None) -> str | None:
+    """The text of a deployment file, as it is kept with the results.
 
     Raises:
-        UserError: the deployment file cannot be read.
+        UserError: it cannot be read.
     """
-    text = None
-    if deployment is not None:
-        try:
-            text = deployment.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {deployment}", "give --deployment a deployment file") from error
+    try:
+        return deployment.read_text(encoding="utf-8") if deployment is not None else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {deployment}", "give --deployment a deployment file") from error
+
+
+def session_record(run_id: str, endpoint: Endpoint, deployment: Path | None) -> SessionRecord:
+    """The facts of this moment. GPUs are those of this machine, which need not be the server's."""
+    text = read_deployment(deployment)
     return SessionRecord(
         run_id=run_id,
         started_at=time.time(),

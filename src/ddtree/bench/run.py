@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from ddtree.bench.files import locked, write_whole
 from ddtree.bench.measure import Measured, UnitRun, problems_of
 from ddtree.bench.padding import PadText, pad, pad_text_of
 from ddtree.bench.plan import Load, Matrix, plan_record, units_in_order
-from ddtree.bench.provenance import session_record
+from ddtree.bench.provenance import read_deployment, session_record
 from ddtree.bench.record import Cell, RequestRow, RunRecord, Unit, UnitRow, json_schemas
 from ddtree.bench.result_folder import ResultFolder
 from ddtree.bench.workload import Problem
@@ -79,6 +80,7 @@ def check_options(options: RunOptions) -> None:
     """Refuse what cannot be measured, before a server is asked."""
     clean_url(options.url)
     options.matrix.cells()
+    read_deployment(options.deployment)
     if options.load.api == "completions":
         for workload in options.matrix.workloads:
             if any(len(problem.turns) > 1 for problem in workload.problems):
@@ -208,6 +210,4 @@ def _refuse_variants(endpoint: Endpoint, cells: list[Cell]) -> None:
 
 
 def _schema_text() -> str:
-    import json
-
     return json.dumps(json_schemas(), indent=2)

@@ -18,6 +18,7 @@ from ddtree.cli.doctor import doctor
 from ddtree.cli.fetch import fetch
 from ddtree.cli.generate import generate
 from ddtree.cli.grade import grade
+from ddtree.cli.kit import kit_app
 from ddtree.cli.options import with_option_groups
 from ddtree.cli.report import report
 from ddtree.cli.serve import serve
@@ -38,6 +39,7 @@ app = typer.Typer(
 for verb in (demo, generate, chat, serve, bench, verify, grade, report, sweep, fetch, doctor):
     app.command()(with_option_groups(verb))
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(kit_app, name="kit")
 
 # typer brings its own copy of click since 0.20-odd, and used click itself before: this names the class in both.
 _UsageError: Any = typer.BadParameter.__base__

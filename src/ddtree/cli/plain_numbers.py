@@ -1,4 +1,4 @@
-"""Numbers on the command line are written plainly: Python itself would also take `1_0`, ` 1` and other scripts' digits."""
+"""Numbers on the command line are written plainly: Python itself would take `1_0`, ` 1` and other scripts' digits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain_number(hint: Any) -> Any:
     option.parser = _reader(number, option.min, option.max)
     option.metavar = option.metavar or ("INTEGER" if number is int else "FLOAT")
     option.min = option.max = None
-    return Annotated[kind, option, *others]  # type: ignore[return-value]
+    return Annotated[kind, option, *others]
 
 
 def _reader(kind: Any, low: float | None, high: float | None) -> Callable[[Any], Any]:

@@ -11,8 +11,9 @@ import typer
 from rich.table import Table
 
 from ddtree.bench.sweep.estimate import estimate
+from ddtree.bench.sweep.loaded import Sweep, load_sweep
 from ddtree.bench.sweep.points import Group
-from ddtree.bench.sweep.run import RECOMMENDED, Sweep, SweepWatcher, load_sweep, run_sweep
+from ddtree.bench.sweep.run import RECOMMENDED, SweepWatcher, run_sweep
 from ddtree.bench.sweep.store import SWEEP, PointRow, read_points
 from ddtree.cli.bench_progress import BenchProgress
 from ddtree.cli.output import note, result_console

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
-import platform
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import ddtree
 from ddtree.deploy.deployment import Deployment
-from ddtree.deploy.host import Host, HostError
-from ddtree.deploy.open_host import open_host
+from ddtree.deploy.host import Host, HostError, Lock, LockedError
 from ddtree.deploy.preflight import check_host
 from ddtree.deploy.progress import Progress, Tell, quiet
-from ddtree.deploy.ready import NotReady, Ready, await_ready
-from ddtree.deploy.release import Release, Releases
+from ddtree.deploy.ready import Ready, await_ready
+from ddtree.deploy.release import Release
 from ddtree.deploy.render import Rendered, render
 from ddtree.deploy.secret_swap import SecretSwap, bring_back
-from ddtree.deploy.supervise import supervisor_of
-from ddtree.deploy.supervisor import ProcessIdentity, ServiceState, Supervisor
+from ddtree.deploy.site import Site, deployer, open_site
+from ddtree.deploy.supervisor import ProcessIdentity, ServiceState
 from ddtree.errors import UserError
 
 TAIL_LINES = 40
@@ -67,36 +63,6 @@ class ApplyError(Exception):
         self.back_to, self.back_trouble, self.left_stopped = back_to, back_trouble, left_stopped
 
 
-@dataclass(frozen=True)
-class Site:
-    """One service on one host, with what is needed to change it."""
-
-    deployment: Deployment
-    host: Host
-    supervisor: Supervisor
-    releases: Releases
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else changes this service meanwhile.
-
-        Raises:
-            HostError: somebody does right now.
-        """
-        path = f"{self.supervisor.state_folder}/lock"
-        holder = f"{deployer()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        with self.host.lock(path, holder, privileged=True):
-            yield
-
-
-@contextlib.contextmanager
-def open_site(deployment: Deployment, host: Host | None = None) -> Iterator[Site]:
-    """The place that a deployment is for; a ``host`` that is given stays open."""
-    with contextlib.nullcontext(host) if host else open_host(deployment) as at:
-        supervisor = supervisor_of(deployment, at)
-        yield Site(deployment, at, supervisor, Releases(at, supervisor.state_folder))
-
-
 def apply(
     deployment: Deployment,
     *,
@@ -120,9 +86,9 @@ def apply(
     with open_site(deployment, host) as site:
         secrets = SecretSwap(site.host, site.supervisor, rendered.secret_files)
         tell(Progress(f"looking at {site.host.name}"))
-        with site.locked():
+        with site.locked() as lock:
             check_host(deployment, rendered, site.host, site.supervisor)
-            return _swap(site, rendered, secrets, note, timeout_s, tell)
+            return _swap(site, rendered, secrets, note, _Wait(timeout_s, tell, lock))
 
 
 def rollback(
@@ -144,7 +110,7 @@ def rollback(
         UserError: there is no such release, or the host speaks against it: nothing was changed.
         ApplyError: it was tried, failed, and was taken back.
     """
-    with open_site(deployment, host) as site, site.locked():
+    with open_site(deployment, host) as site, site.locked() as lock:
         release = _target(site, to)
         then = site.releases.deployment(release)
         rendered = site.releases.rendered(release)
@@ -155,7 +121,7 @@ def rollback(
         check_host(then, rendered, site.host, site.supervisor)
         back = Site(then, site.host, site.supervisor, site.releases)
         nothing_new = SecretSwap(site.host, site.supervisor, ())
-        return _swap(back, rendered, nothing_new, f"rollback to {release.number}", timeout_s, tell)
+        return _swap(back, rendered, nothing_new, f"rollback to {release.number}", _Wait(timeout_s, tell, lock))
 
 
 def stop(deployment: Deployment, *, host: Host | None = None) -> ServiceState:
@@ -175,18 +141,33 @@ def history(deployment: Deployment, *, host: Host | None = None) -> list[Release
         return site.releases.all()
 
 
-def deployer() -> str:
-    """User and machine, for people."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "somebody"
-    return f"{user}@{platform.node() or 'unknown'}"
+@dataclass(frozen=True)
+class _Wait:
+    """How to wait for a completion."""
+
+    timeout_s: float | None
+    tell: Tell
+    lock: Lock
+
+    def ready(self, site: Site, rendered: Rendered, identity: ProcessIdentity) -> Ready:
+        """Wait for the first completion, with the key that is on the host."""
+        api_key = None
+        for file in rendered.secret_files:
+            content = site.host.read(site.supervisor.secret_path(file.path), privileged=True)
+            api_key = api_key or file.key_in(content or b"")
+        return await_ready(
+            site.deployment,
+            site.host,
+            site.supervisor,
+            identity,
+            api_key=api_key,
+            timeout_s=self.timeout_s,
+            tell=self.tell,
+            keep=self.lock.keep,
+        )
 
 
-def _swap(
-    site: Site, rendered: Rendered, secrets: SecretSwap, note: str, timeout_s: float | None, tell: Tell
-) -> Applied:
+def _swap(site: Site, rendered: Rendered, secrets: SecretSwap, note: str, wait: _Wait) -> Applied:
     """Install, start, await; on any failure bring back what was there. The lock is held."""
     before = site.releases.last_good()
     was_stopped = site.supervisor.state().status == "stopped"
@@ -195,29 +176,19 @@ def _swap(
     try:
         secrets.put()
         site.supervisor.install(rendered)
-        tell(Progress("starting", 0.0))
+        wait.tell(Progress("starting", 0.0))
         identity = site.supervisor.start()
-        ready = _await(site, rendered, identity, timeout_s, tell)
+        ready = wait.ready(site, rendered, identity)
+    except LockedError:
+        raise  # the connection broke, and the service is in other hands now
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-        tell(Progress(f"failed: {reason}"))
-        failed = _Failed(site, release, identity, reason)
-        raise failed.taken_back(secrets, before, was_stopped, timeout_s, tell) from error
+        wait.tell(Progress(f"failed: {reason}"))
+        raise _Failed(site, release, identity, reason).taken_back(secrets, before, was_stopped, wait) from error
     secrets.keep()
     release = site.releases.finish(release, "good", ready_s=round(ready.waited_s, 2), identity=ready.identity)
     site.releases.forget_old()
     return Applied(release, ready, before)
-
-
-def _await(site: Site, rendered: Rendered, identity: ProcessIdentity, timeout_s: float | None, tell: Tell) -> Ready:
-    """Wait for the first completion, with the key that is on the host."""
-    api_key = None
-    for file in rendered.secret_files:
-        content = site.host.read(site.supervisor.secret_path(file.path), privileged=True)
-        api_key = api_key or file.key_in(content or b"")
-    return await_ready(
-        site.deployment, site.host, site.supervisor, identity, api_key=api_key, timeout_s=timeout_s, tell=tell
-    )
 
 
 def _begin(site: Site, rendered: Rendered, note: str) -> Release:
@@ -244,9 +215,7 @@ class _Failed:
     identity: ProcessIdentity | None
     reason: str
 
-    def taken_back(
-        self, secrets: SecretSwap, before: Release | None, was_stopped: bool, timeout_s: float | None, tell: Tell
-    ) -> ApplyError:
+    def taken_back(self, secrets: SecretSwap, before: Release | None, was_stopped: bool, wait: _Wait) -> ApplyError:
         """Bring back what was there; tells how that went."""
         site, tail, trouble, release = self.site, "", None, self.release
         try:
@@ -257,22 +226,23 @@ class _Failed:
             if before is None:
                 site.supervisor.remove()
             else:
-                self._return_to(before, was_stopped, timeout_s, tell)
-        except (NotReady, UserError) as fault:
-            trouble = str(fault)
+                self._return_to(before, was_stopped, wait)
+        except Exception as fault:
+            trouble = str(fault) or type(fault).__name__
         with contextlib.suppress(HostError):
             release = site.releases.finish(release, "failed", note=self.reason)
         return ApplyError(self.reason, tail, release, before, trouble, was_stopped)
 
-    def _return_to(self, before: Release, was_stopped: bool, timeout_s: float | None, tell: Tell) -> None:
+    def _return_to(self, before: Release, was_stopped: bool, wait: _Wait) -> None:
         rendered = self.site.releases.rendered(before)
         self.site.supervisor.install(rendered)
         if was_stopped:
             return
-        tell(Progress(f"going back to release {before.number}", 0.0))
+        wait.tell(Progress(f"going back to release {before.number}", 0.0))
         then = replace(self.site, deployment=self.site.releases.deployment(before))
         identity = then.supervisor.start()
-        ready = _await(then, rendered, identity, timeout_s, tell)
+        patient = replace(wait, timeout_s=None)  # its own, however short the new one's was
+        ready = patient.ready(then, rendered, identity)
         then.releases.finish(before, "good", identity=ready.identity)
 
 

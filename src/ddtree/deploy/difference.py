@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from ddtree.deploy.apply import Site
 from ddtree.deploy.render import render
+from ddtree.deploy.site import Site
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,27 @@ class HostError(UserError):
     """A host cannot be reached, or does not do what it was asked for."""
 
 
+class LockedError(HostError):
+    """Somebody else holds the lock."""
+
+    def __init__(self, host_name: str, holder: str) -> None:
+        super().__init__(
+            f"{host_name} is being changed by {holder or 'somebody'}", "wait until that has ended, then try again"
+        )
+
+
+class Lock(Protocol):
+    """A lock that is held."""
+
+    def keep(self) -> None:
+        """Make sure that it still is; where the connection broke meanwhile, take it again.
+
+        Raises:
+            LockedError: somebody else was faster.
+            HostError: the host is not reached.
+        """
+
+
 @dataclass(frozen=True)
 class Completed:
     """What a script on a host came to."""
@@ -63,11 +84,11 @@ class Host(Protocol):
     def write(self, path: str, content: bytes, *, mode: int = 0o644, privileged: bool = False) -> None:
         """Put a file in place at once, or not at all: never half of it, never with another mode in between."""
 
-    def lock(self, path: str, holder: str, *, privileged: bool = False) -> AbstractContextManager[None]:
+    def lock(self, path: str, holder: str, *, privileged: bool = False) -> AbstractContextManager[Lock]:
         """Hold a lock that ends with this process or its connection, however it ends.
 
         Raises:
-            HostError: somebody else holds it: the error names the holder.
+            LockedError: somebody else holds it: the error names the holder.
         """
 
     def reach(self, address: str, port: int) -> AbstractContextManager[str]:

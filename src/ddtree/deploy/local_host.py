@@ -7,8 +7,15 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 
-from ddtree.deploy.host import HostError, Privilege, in_url
+from ddtree.deploy.host import HostError, Lock, LockedError, Privilege, in_url
 from ddtree.deploy.shell_host import ShellHost
+
+
+class _FileLock:
+    """Held by an open file of this process: nothing between here and there can break."""
+
+    def keep(self) -> None:
+        """Nothing to do."""
 
 
 class LocalHost(ShellHost):
@@ -21,10 +28,10 @@ class LocalHost(ShellHost):
         return list(command)
 
     @contextlib.contextmanager
-    def lock(self, path: str, holder: str, *, privileged: bool = False) -> Iterator[None]:
+    def lock(self, path: str, holder: str, *, privileged: bool = False) -> Iterator[Lock]:
         if privileged and self.privilege == "sudo":
-            with super().lock(path, holder, privileged=True):
-                yield
+            with super().lock(path, holder, privileged=True) as lock:
+                yield lock
             return
         # Without another user there is no need for the flock command, which macOS lacks.
         try:
@@ -36,13 +43,11 @@ class LocalHost(ShellHost):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                by = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "somebody"
-                raise HostError(
-                    f"{self.name} is being changed by {by}", "wait until that has ended, then try again"
-                ) from None
+                by = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                raise LockedError(self.name, by) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{holder}\n".encode(), 0)
-            yield
+            yield _FileLock()
         finally:
             os.close(descriptor)
 

@@ -46,6 +46,7 @@ members() {
 _START = (
     _PROCESSES
     + r"""
+umask 077
 cd -- "$1" || exit 1
 log=${3:-service.log}
 if [ -z "$3" ] && [ -s service.log ]; then mv -f service.log service.log.1; fi

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from ddtree.deploy.deployment import Deployment
-from ddtree.deploy.host import Host, HostError
+from ddtree.deploy.host import Host, HostError, LockedError
 from ddtree.deploy.listeners import Listener
 from ddtree.deploy.progress import Progress, Tell, quiet
 from ddtree.deploy.supervisor import ProcessIdentity, Supervisor
@@ -21,6 +21,8 @@ SLOWEST_POLL_S = 3.0
 GPU_POLL_S = 5.0
 LONGEST_ANSWER_S = 300.0
 """For the first completion: kernels may be compiled for it."""
+LONGEST_BREAK_S = 120.0
+"""The host may be out of reach for so long."""
 LARGEST_BODY_BYTES = 1 << 20
 
 _GPU_MEMORY = "nvidia-smi --query-gpu=memory.used,memory.total --format=csv,noheader,nounits 2>/dev/null"
@@ -71,21 +73,39 @@ def await_ready(
     api_key: str | None = None,
     timeout_s: float | None = None,
     tell: Tell = quiet,
+    keep: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ready:
     """Wait for the first completion of the process ``identity``.
 
-    The port must be held by that process and nobody else both before the request and after the answer.
+    The port must be held by that process and nobody else both before the request and after the answer. A connection to
+    the host that breaks meanwhile is made again.
+
+    Args:
+        keep: called at each look; keeps the lock.
 
     Raises:
         NotReady: the process ended, another one answers, it refuses the request, or time ran out.
+        LockedError: somebody else took the lock over while the host was not reached.
+        HostError: the host was not reached for two minutes.
     """
     watch = _Watch(deployment, host, supervisor, identity, api_key, tell, clock)
     deadline = watch.begun + (timeout_s or deployment.service.ready_timeout_s)
     pause_s = POLL_S
+    reached = clock()
     while True:
-        watch.require_alive()
-        ready = watch.try_completion(deadline - clock()) if watch.is_listening() else None
+        try:
+            keep()
+            watch.require_alive()
+            ready = watch.try_completion(deadline - clock()) if watch.is_listening() else None
+            reached = clock()
+        except LockedError:
+            raise
+        except HostError:
+            if clock() - reached > LONGEST_BREAK_S:
+                raise
+            ready = None
+            watch.report_break()
         if ready:
             return ready
         if clock() >= deadline:
@@ -114,6 +134,10 @@ class _Watch:
         self._gpu_seen = float("-inf")
         self.begun = clock()
         self.stage = "starting"
+
+    def report_break(self) -> None:
+        """The host is not reached; what was seen last stays what it was."""
+        self._tell(Progress(f"{self._host.name} is not reached, trying again", self._clock() - self.begun))
 
     def require_alive(self) -> None:
         """Raise unless the very process that was started runs."""

@@ -40,6 +40,8 @@ class SecretFile:
             UserError: one is not to be had, or cannot be written in this form.
         """
         values = {name: fetch_secret(source, name) for name, source in self.sources.items()}
+        if self.form == "sglang_yaml" and any(value.startswith("-") for value in values.values()):
+            raise UserError("the secret api_key begins with '-', which sglang takes for a flag", "choose another key")
         return "".join(f"{self._line(name, value)}\n" for name, value in values.items()).encode()
 
     def key_in(self, content: bytes) -> str | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from ddtree.deploy.host import Completed, HostError, Privilege
+from ddtree.deploy import script_lock
+from ddtree.deploy.host import Completed, HostError, Lock, Privilege
+from ddtree.deploy.script_lock import ScriptLock
 
 _READ = '[ -e "$1" ] || [ -L "$1" ] || exit 44; cat -- "$1"'
 _NO_FILE = 44
@@ -26,19 +27,6 @@ chmod "$2" "$new"
 sync "$new" 2>/dev/null || sync
 mv -f -- "$new" "$1"
 """
-
-# The lock is the kernel's, on the file; what stands in it only tells who holds it.
-_LOCK = """
-umask 077
-mkdir -p -- "$(dirname -- "$1")" || exit 1
-command -v flock >/dev/null || { echo "no flock command" >&2; exit 69; }
-exec 9<>"$1" || exit 1
-flock -n 9 || { cat -- "$1"; exit 75; }
-printf '%s\\n' "$2" >"$1"
-echo locked
-cat >/dev/null
-"""
-_IS_LOCKED = 75
 
 
 class ShellHost:
@@ -115,42 +103,21 @@ class ShellHost:
             raise HostError(f"cannot write {path} on {self.name} ({told.trouble})", "check its rights and the disk")
 
     @contextlib.contextmanager
-    def lock(self, path: str, holder: str, *, privileged: bool = False) -> Iterator[None]:
-        argv = self._argv(self._shell(_LOCK, (path, holder), privileged))
-        pipe = subprocess.PIPE
-        with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
-            assert process.stdin and process.stdout and process.stderr
-            try:
-                heard = process.stdout.readline() if select.select([process.stdout], [], [], 60)[0] else b""
-                if heard.strip() != b"locked":
-                    self._not_locked(process, path, heard)
-                yield
-            finally:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()  # the script's cat ends, and the lock with it
-                try:
-                    process.wait(timeout=10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+    def lock(self, path: str, holder: str, *, privileged: bool = False) -> Iterator[Lock]:
+        def failed(completed: subprocess.CompletedProcess[bytes]) -> HostError:
+            self._check(completed)
+            trouble = _last_line(completed.stderr)
+            if completed.stderr.startswith(b"sudo: "):
+                return self._no_sudo(trouble)
+            return HostError(f"cannot lock {path} on {self.name} ({trouble})", "check its rights, and util-linux")
 
-    def _not_locked(self, process: subprocess.Popen[bytes], path: str, heard: bytes) -> None:
-        assert process.stdin and process.stderr
-        process.stdin.close()
-        try:
-            exit_code = process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise HostError(f"{self.name} gave no lock within a minute", "look after it, then try again") from None
-        trouble = process.stderr.read()
-        if exit_code == _IS_LOCKED:
-            holder = heard.decode(errors="replace").strip() or "somebody"
-            raise HostError(f"{self.name} is being changed by {holder}", "wait until that has ended, then try again")
-        self._check(subprocess.CompletedProcess(process.args, exit_code, heard, trouble))
-        if trouble.startswith(b"sudo: "):
-            raise self._no_sudo(_last_line(trouble))
-        raise HostError(
-            f"cannot lock {path} on {self.name} ({_last_line(trouble)})", "check its rights, and util-linux"
+        lock = ScriptLock(
+            self.name, lambda: self._argv(self._shell(script_lock.SCRIPT, (path, holder), privileged)), failed
         )
+        try:
+            yield lock
+        finally:
+            lock.release()
 
     def _shell(self, script: str, arguments: Sequence[str], privileged: bool) -> list[str]:
         elevated = ["sudo", "-n", "--"] if privileged and self.privilege == "sudo" else []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddtree.deploy.apply import Site
 from ddtree.deploy.listeners import Listener
 from ddtree.deploy.ready import gpu_memory
 from ddtree.deploy.release import Release
+from ddtree.deploy.site import Site
 from ddtree.deploy.supervisor import ServiceState
 
 
@@ -18,7 +18,7 @@ class Status:
     Attributes:
         name, host: which service, and where.
         state: in the supervisor's words.
-        listeners: who holds the port.
+        listeners: who holds the port, as far as connections to the service could reach them.
         release: the newest good one, which is what is installed.
         broken_off: an apply began and did not end; it may be under way.
         gpu_used_mib, gpu_total_mib: of all GPUs of the host; None where it has none.
@@ -69,12 +69,13 @@ def look(site: Site) -> Status:
     good = [one for one in every if one.state == "good"]
     last = every[-1] if every else None
     used, total = gpu_memory(site.host) or (None, None)
+    service = deployment.service
     return Status(
         name=deployment.name,
         host=site.host.name,
-        port=deployment.service.port,
+        port=service.port,
         state=site.supervisor.state(),
-        listeners=site.supervisor.listeners(deployment.service.port),
+        listeners=tuple(one for one in site.supervisor.listeners(service.port) if one.serves(service.address)),
         release=good[-1] if good else None,
         broken_off=last if last and last.state == "applying" else None,
         gpu_used_mib=used,

@@ -9,6 +9,8 @@ from ddtree.deploy.deployment import Deployment
 HEADER = "# Rendered by ddtree: change the deployment file, not this."
 STOPPED_BY_SIGTERM = 143
 """Exit code that some engines give after an ordinary stop."""
+MAKE_DEVICES = ("-+/usr/bin/nvidia-smi -L", "-+/usr/bin/nvidia-modprobe -u -c 0")
+"""Under NoNewPrivileges the driver's own set-uid helper cannot make the device files: root makes them before."""
 
 
 def render_unit(
@@ -42,8 +44,7 @@ def render_unit(
     ]
     run = [
         ("Type", "exec"),
-        # Under NoNewPrivileges the driver's own set-uid helper cannot make the device files: root makes them before.
-        *([("ExecStartPre", "-+/usr/bin/nvidia-modprobe -c 0 -u")] if on_gpu else []),
+        *([("ExecStartPre", command) for command in MAKE_DEVICES] if on_gpu else []),
         # The colon leaves '$' alone: arguments are what they are.
         ("ExecStart", ":" + " ".join(_quoted(argument) for argument in command)),
         *[("Environment", _quoted(f"{name}={value}")) for name, value in environment.items()],
@@ -59,7 +60,7 @@ def render_unit(
         ("Restart", deployment.restart),
         ("RestartSec", f"{service.restart_delay_s:g}"),
         ("KillMode", "mixed"),
-        ("TimeoutStartSec", "infinity"),
+        ("TimeoutStartSec", "300"),  # until the program runs, not until it is ready
         ("TimeoutStopSec", f"{service.stop_timeout_s:g}"),
         ("SuccessExitStatus", str(STOPPED_BY_SIGTERM)),
         *_log(service.log),

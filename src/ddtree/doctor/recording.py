@@ -17,7 +17,7 @@ _GPU_FIELDS = (
     "index,name,compute_cap,driver_version,memory.total,memory.used,pcie.link.gen.max,pcie.link.width.max,"
     "pcie.link.width.current,mig.mode.current"
 )
-_COMMANDS: dict[str, list[str]] = {
+COMMANDS: dict[str, list[str]] = {
     "gpus": ["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"],
     "smi": ["nvidia-smi"],
     "topology": ["nvidia-smi", "topo", "-m"],
@@ -31,7 +31,7 @@ _COMMANDS: dict[str, list[str]] = {
     "kernel": ["uname", "-sr"],
     "shm": ["df", "-PB1", "/dev/shm"],
 }
-_FILES = {
+FILES = {
     "meminfo": "/proc/meminfo",
     "tcp": "/proc/net/tcp",
     "tcp6": "/proc/net/tcp6",
@@ -82,8 +82,8 @@ def take_recording(python: str | None = None, disk: Path | None = None) -> Recor
         python: interpreter of the engine; this one if None.
         disk: folder whose disk shall hold the weights.
     """
-    outputs = {name: _run(command, _TIMEOUT_S) for name, command in _COMMANDS.items()}
-    outputs |= {name: _read(Path(path)) for name, path in _FILES.items()}
+    outputs = {name: _run(command, _TIMEOUT_S) for name, command in COMMANDS.items()}
+    outputs |= {name: _read(Path(path)) for name, path in FILES.items()}
     outputs["engine"] = _run([python or sys.executable, "-c", ENGINE_SCRIPT], _ENGINE_TIMEOUT_S)
     outputs["disk"] = _run(["df", "-PB1", str(_existing(disk or Path.cwd()))], _TIMEOUT_S)
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)}

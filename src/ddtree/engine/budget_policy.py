@@ -20,24 +20,25 @@ CANDIDATES = (0, 4, 8, 16, 32, 64, LARGEST_AUTO_BUDGET)
 CUTS = CANDIDATES[1:]
 """Budgets that a round's forecast covers."""
 
-SWITCH_GAIN = 1.01
+SWITCH_GAIN = 1.03
 """Another budget must promise this much more before it is taken."""
 
 FIRST_PROBE, LAST_PROBE = 4, 64
 """In spells of plain decoding a draft looks now and then whether drafting would pay again: after 4 rounds, then after
 twice as many each time, at most after 64, which costs about a percent."""
 
+LOOK_UP, LOOK_UP_COST = 12, 0.01
+"""What a larger tree would promise nobody sees from a smaller one, so now and then a round takes the next larger
+budget: every 12th at most, and so seldom that the tokens expected to be lost are no more than a hundredth."""
+
 FORGET_COST = 0.9
 """Weight of what is known of a cost, against the newest round."""
 
-FORGET_TRUST = 0.98
-"""Weight of what is known of the drafter's reliability: two budgets often differ by one token in twenty rounds, so
-telling which is better takes many."""
+FORGET_DEPTHS, FORGET_BANDS = 0.99, 0.998
+"""Weight of what is known of the drafter's reliability, against the newest round: two budgets often differ by one token
+in twenty rounds, so telling which is better takes many."""
 
-UNTRIED = 0.3
-"""Nodes that a part of the tree is taken to have promised and held a round before any was seen."""
-
-FORGET_OUTLOOK = 0.7
+FORGET_OUTLOOK = 0.6
 """Weight of what a sequence's earlier trees promised, against the newest tree: text changes faster than machines."""
 
 FORGET_USUAL = 0.98
@@ -68,25 +69,32 @@ class Outlook:
 
 
 class Trust:
-    """How much of what the drafter promises the target holds, told apart by some class of nodes.
+    """How much of what the drafter promises the target holds, told apart by classes of nodes that follow one another.
 
     Args:
         classes: how many classes there are.
-        prior: nodes a round that each class is taken to have promised, and held, before any was seen.
+        prior: a class is trusted like the one before it, the first one fully, as if so many promised nodes had shown
+            it.
+        forget: weight of what is known against the newest round.
     """
 
-    def __init__(self, classes: int, prior: float) -> None:
-        self._promised, self._held = np.full(classes, prior), np.full(classes, prior)
+    def __init__(self, classes: int, prior: float, forget: float) -> None:
+        self._promised, self._held = np.zeros(classes), np.zeros(classes)
+        self._prior, self._forget = prior, forget
 
     def factors(self) -> np.ndarray:
-        """Accepted nodes of each class for each one promised, from 0.1 to 2."""
-        return np.clip(self._held / np.maximum(self._promised, 1e-3), 0.1, 2.0)
+        """Accepted nodes of each class for each one promised, from 0.1 to 4."""
+        factors, factor = [], 1.0
+        for promised, held in zip(self._promised.tolist(), self._held.tolist(), strict=True):
+            factor = (held + self._prior * factor) / (promised + self._prior)
+            factors.append(factor)
+        return np.clip(factors, 0.1, 4.0)
 
     def learn(self, promised: np.ndarray, held: np.ndarray) -> None:
         """Take in a round's nodes of the first classes."""
         n = len(promised)
-        self._promised[:n] += (1 - FORGET_TRUST) * (promised - self._promised[:n])
-        self._held[:n] += (1 - FORGET_TRUST) * (held - self._held[:n])
+        self._promised[:n] = self._forget * self._promised[:n] + promised
+        self._held[:n] = self._forget * self._held[:n] + held
 
 
 class BudgetPolicy:
@@ -101,12 +109,13 @@ class BudgetPolicy:
 
     def __init__(self, depths: int) -> None:
         self._depths = np.arange(depths)
-        self._depth_trust = Trust(depths, 1.0)
-        self._band_trust = Trust(len(CUTS), UNTRIED)  # a band: the nodes that a cut adds to the one before
-        self._usual = Outlook()  # of a sequence that nothing is known of yet
+        self._depth_trust = Trust(depths, 5.0, FORGET_DEPTHS)
+        self._band_trust = Trust(len(CUTS), 20.0, FORGET_BANDS)  # a band: the nodes that a cut adds to the one before
+        self._usual, self._learned = Outlook(), 0  # of a sequence that nothing is known of yet; rounds it comes from
         self.cost_ms: dict[tuple[int, int], float] = {}
         self._current: dict[int, int] = {}
         self._since_draft, self._probe_after = 0, FIRST_PROBE
+        self._since_look = 0
 
     def choose(self, bucket: int, outlooks: Seq[Outlook]) -> int:
         """The budget of the next round of a batch in ``bucket``."""
@@ -125,8 +134,13 @@ class BudgetPolicy:
             if self._since_draft >= self._probe_after:
                 self._since_draft, self._probe_after = 0, min(2 * self._probe_after, LAST_PROBE)
                 return min((b for b in known if b), default=0)
-        else:
-            self._since_draft, self._probe_after = 0, FIRST_PROBE
+            return 0
+        self._since_draft, self._probe_after = 0, FIRST_PROBE
+        self._since_look += 1
+        above = min((b for b in known if b > best), default=best)
+        if self._since_look >= max(LOOK_UP, (1 - rates[above] / rates[best]) / LOOK_UP_COST):
+            self._since_look = 0
+            return above
         return best
 
     def expected_tokens(self, outlook: Outlook) -> np.ndarray:
@@ -159,9 +173,9 @@ class BudgetPolicy:
 
     def _remember(self, outlook: Outlook) -> None:
         usual = self._usual
-        if usual.masses is None:
-            usual.masses = outlook.masses
-        usual.masses = FORGET_USUAL * usual.masses + (1 - FORGET_USUAL) * outlook.masses
+        self._learned += 1
+        news = max(1 / self._learned, 1 - FORGET_USUAL)
+        usual.masses = outlook.masses if usual.masses is None else usual.masses + news * (outlook.masses - usual.masses)
         usual.budget = max(usual.budget, outlook.budget)
 
     def time(self, bucket: int, budget: int, round_ms: float) -> None:

@@ -1,11 +1,12 @@
-"""Everything that a GPU would otherwise set up at the first request of a kind: graphs by batch size, draft and sampling.
+"""All that a GPU would otherwise set up at the first request of a kind: graphs by batch size, draft and sampling.
 
-Only where rounds run as graphs is there anything to set up ahead. What requests ask for beyond this (filters, penalties,
-log-probabilities, drafts of their own) is captured when it is first needed.
+Only where rounds run as graphs is there anything to set up ahead. What requests ask for beyond this (filters,
+penalties, log-probabilities, drafts of their own) is captured when it is first needed.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -58,17 +59,15 @@ class WarmUp:
         for bucket in buckets:
             for flags in SAMPLINGS:
                 for shape in self._round_shapes(bucket):
-                    yield f"rounds of a batch of {bucket}", lambda b=bucket, s=shape, f=flags: self._round(b, s, f)
+                    yield f"rounds of a batch of {bucket}", partial(self._round, bucket, shape, flags)
         for rows in self._prefill_sizes():
             widest = self.runner.bucket_of(min(max(MAX_PREFILL_ROWS // rows, 1), self.max_batch))
             for bucket in (b for b in buckets if b <= widest):
                 for flags in SAMPLINGS:
                     for is_last in (True, False) if rows >= self.prefill_tokens else (True,):
                         kind = PrefillKind(is_last, drafts=self.shape.budget > 0, flags=flags)
-                        yield (
-                            f"prompts of a batch of {bucket}",
-                            lambda b=bucket, r=rows, k=kind: self._prefill(b, min(r, self.prefill_tokens), k),
-                        )
+                        chunk = min(rows, self.prefill_tokens)
+                        yield f"prompts of a batch of {bucket}", partial(self._prefill, bucket, chunk, kind)
 
     def _round_shapes(self, bucket: int) -> list[DraftShape]:
         if not self.shape.is_auto:

@@ -83,16 +83,36 @@ def panels_of(count: int) -> tuple[Any, list[Any]]:
     return canvas, list(canvas.subplots(1, count, squeeze=False, sharey=True)[0])
 
 
-def heat(axes: Any, grid: list[list[float]], columns: list[str], lines: list[str], spec: str) -> None:
-    """Numbers in boxes, the larger the darker; NaN is left empty, and so is what rounds to 0."""
-    mesh = axes.pcolormesh(grid, cmap="Blues", vmin=0, edgecolors="white", linewidth=1.5)
+def grid_of(count: int, height: float, across: int = 3) -> tuple[Any, list[Any]]:
+    """A figure with ``count`` axes in lines of ``across``, each line ``height`` inches high."""
+    from matplotlib.figure import Figure
+
+    lines = -(-count // across)
+    across = min(across, count)
+    canvas = Figure(figsize=(_WIDTH if across > 1 else _WIDTH / 2, height * lines), layout="constrained")
+    panels = list(canvas.subplots(lines, across, squeeze=False).flat)
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return canvas, panels[:count]
+
+
+def short(value: float) -> str:
+    """Three digits or more, never with an exponent; whole numbers as they are."""
+    return (
+        f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    )
+
+
+def heat(axes: Any, grid: list[list[float]], columns: list[str], lines: list[str], most: float | None = None) -> None:
+    """Numbers in boxes, the larger the darker, ``most`` the darkest; NaN and what rounds to 0 are left empty."""
+    mesh = axes.pcolormesh(grid, cmap="Blues", vmin=0, vmax=most, edgecolors="white", linewidth=1.5)
     axes.invert_yaxis()
     for y, line in enumerate(grid):
         for x, value in enumerate(line):
-            if value != value or (spec == ".0f" and value < 0.5):
+            if value != value or value < 0.005:
                 continue
             shade = "white" if mesh.norm(value) > 0.55 else INK
-            axes.text(x + 0.5, y + 0.5, f"{value:{spec}}", ha="center", va="center", color=shade, fontsize=9)
+            axes.text(x + 0.5, y + 0.5, short(value), ha="center", va="center", color=shade, fontsize=9)
     axes.set_xticks([place + 0.5 for place in range(len(columns))], columns)
     axes.set_yticks([place + 0.5 for place in range(len(lines))], lines)
     axes.grid(visible=False)

@@ -16,10 +16,12 @@ from ddtree.report.drawing import (
     canvas_of,
     cycle,
     finished,
+    grid_of,
     heat,
     house_style,
     legend,
     panels_of,
+    short,
     spread,
 )
 from ddtree.report.results import Measurement, ResultSet
@@ -42,7 +44,7 @@ def drawings(results: ResultSet) -> list[Drawing]:
                 _tau_by_context(workload, rows),
                 _pareto(workload, rows),
                 _accepted(workload, rows),
-                *_heat_maps(workload, rows),
+                _heat_maps(workload, rows),
             ]
         return [drawing for drawing in found if drawing is not None]
 
@@ -68,7 +70,7 @@ def _modes(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
             total = _sure(each.numbers.total_tok_s)
             axes.barh(place, total.value, height=0.78, color=MODE_COLOURS.get(configuration.mode, COLOURS[5]))
             axes.errorbar(total.value, place, xerr=spread([total]), fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
-            axes.text(total.high, place, f"  {total.value:.3g}", va="center", fontsize=8.5)
+            axes.text(total.high, place, f"  {short(total.value)}", va="center", fontsize=8.5)
             ticks.append(place)
             names.append(configuration.name)
             place += 1
@@ -257,45 +259,41 @@ def _accepted(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     longest = max(max(each.numbers.accepted) for each in rows)
     canvas, axes = canvas_of(height=1.2 + 0.42 * len(rows))
     grid = [
-        [
-            100 * each.numbers.accepted.get(length, 0) / sum(each.numbers.accepted.values())
-            for length in range(1, longest + 1)
-        ]
+        [100 * each.numbers.accepted.get(n, 0) / sum(each.numbers.accepted.values()) for n in range(1, longest + 1)]
         for each in rows
     ]
-    heat(
-        axes, grid, [str(length) for length in range(1, longest + 1)], [each.configuration.name for each in rows], ".0f"
-    )
+    columns = [str(length) for length in range(1, longest + 1)]
+    heat(axes, [[round(share) for share in line] for line in grid], columns, [each.configuration.name for each in rows])
     axes.set_xlabel("tokens that a round committed, the bonus token included")
     caption = f"Of 100 rounds, how many committed so many tokens: {workload}, {_length(context)}, {lowest} at a time."
     return finished(canvas, f"accepted-{workload}", f"Accepted lengths: {workload}", caption)
 
 
-def _heat_maps(workload: str, rows: Sequence[Measurement]) -> list[Drawing | None]:
+def _heat_maps(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     rows = [each for each in rows if each.numbers.total_tok_s]
     contexts = sorted({each.numbers.key.context_tokens for each in rows}, key=lambda context: context or 0)
     concurrencies = sorted({each.numbers.key.concurrency for each in rows})
-    if len(contexts) < 2 or len(concurrencies) < 2:
-        return []
-    found: list[Drawing | None] = []
+    grids: dict[str, list[list[float]]] = {}
     for configuration in _ordered(each.configuration for each in rows):
         at = {
             (each.numbers.key.context_tokens, each.numbers.key.concurrency): _sure(each.numbers.total_tok_s).value
             for each in rows
             if each.configuration == configuration
         }
-        if len(at) < 4:
-            continue
-        canvas, axes = canvas_of(height=1.3 + 0.5 * len(contexts), width=1.8 + 1.1 * len(concurrencies))
-        grid = [[at.get((context, concurrency), float("nan")) for concurrency in concurrencies] for context in contexts]
-        names = ["as is" if context is None else f"{context:,} tokens" for context in contexts]
-        heat(axes, grid, [str(concurrency) for concurrency in concurrencies], names, ".3g")
-        axes.set_xlabel("requests at a time")
-        title = f"Context and concurrency, {configuration.name}: {workload}"
-        slug = "".join(letter if letter.isalnum() else "-" for letter in configuration.name)
-        caption = f"Tokens a second in total on {workload} with {configuration.name}."
-        found.append(finished(canvas, f"matrix-{slug}-{workload}", title, caption))
-    return found
+        if len({context for context, _ in at}) > 1 and len({concurrency for _, concurrency in at}) > 1:
+            grids[configuration.name] = [[at.get((x, y), float("nan")) for y in concurrencies] for x in contexts]
+    if not grids:
+        return None
+    most = max(each.numbers.total_tok_s.value for each in rows if each.numbers.total_tok_s)
+    canvas, panels = grid_of(len(grids), 0.9 + 0.45 * len(contexts))
+    names = ["as is" if context is None else f"{context:,}" for context in contexts]
+    for axes, (name, grid) in zip(panels, grids.items(), strict=True):
+        heat(axes, grid, [str(concurrency) for concurrency in concurrencies], names, most)
+        axes.set_title(name)
+    panels[0].set_ylabel("context (tokens)")
+    panels[0].set_xlabel("requests at a time")
+    caption = f"Tokens a second in total on {workload}, by length of context and requests at a time; one scale for all."
+    return finished(canvas, f"matrix-{workload}", f"Context and concurrency: {workload}", caption)
 
 
 def _ordered(configurations: Iterable[Configuration]) -> list[Configuration]:

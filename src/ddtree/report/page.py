@@ -64,7 +64,7 @@ def page(title: str, markdown: str, drawings: Sequence[Drawing]) -> str:
         return f'<h2 id="{slug}">{match.group(1)}</h2>'
 
     body = re.sub(r"<h2>(.*?)</h2>", with_id, body)
-    links = "".join(f'<a href="#{slug}">{text}</a>' for slug, text in headings)
+    links = " ".join(f'<a href="#{slug}">{text}</a>' for slug, text in headings)
     body = body.replace("<h2", f"<nav>{links}</nav>\n<h2", 1)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddtree.bench.files import folders_with
 from ddtree.bench.grade.run import RECORD, Grades, read_grades
 from ddtree.bench.numbers import CellNumbers, cell_numbers
 from ddtree.bench.record import RunRecord, SessionRecord
@@ -69,17 +70,17 @@ def read_results(folders: Sequence[Path]) -> ResultSet:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}", "give folders of ddtree bench, sweep or grade")
-        found = sorted(path.parent for path in folder.rglob(RUN))
-        graded = sorted(path.parent for path in folder.rglob(RECORD))
+        found = folders_with(folder, RUN)
+        graded = folders_with(folder, RECORD)
         if not found and not graded:
             raise UserError(f"{folder} holds no results", "give folders of ddtree bench, sweep or grade")
-        sweeps = {path.parent for path in folder.rglob(SWEEP)}
+        sweeps = set(folders_with(folder, SWEEP))
         counting: dict[Path, set[str]] = {}
-        for path in sorted(folder.rglob(POINTS)):
-            points += read_points(path.parent)
-            for point in read_points(path.parent):
+        for path in folders_with(folder, POINTS):
+            points += read_points(path)
+            for point in read_points(path):
                 if point.folder:
-                    variants = counting.setdefault(path.parent / point.folder, set())
+                    variants = counting.setdefault(path / point.folder, set())
                     variants |= {point.variant} if point.status == "measured" else set()
         grades += [read_grades(path) for path in graded]
         for path in found:

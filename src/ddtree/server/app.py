@@ -34,7 +34,9 @@ from ddtree.server.openapi import (
     Text,
     TextCompletion,
     Tokens,
+    Told,
     errors,
+    says,
     streams,
 )
 from ddtree.server.openapi import Model as ModelBody
@@ -92,12 +94,12 @@ def _add_generation(app: FastAPI, service: Callable[[], Service]) -> None:
     def dress() -> tuple[str, Tokenizer]:
         return service().settings.model_name, service().open_engine().tokenizer
 
-    @app.get("/v1/models", responses={200: {"model": Models}} | errors(*OF_EVERY_ROUTE))
+    @app.get("/v1/models", responses=says(Models) | errors(*OF_EVERY_ROUTE))
     async def models() -> JSONResponse:
         """The one model there is."""
         return JSONResponse({"object": "list", "data": [_model(service())]})
 
-    @app.get("/v1/models/{name:path}", responses={200: {"model": ModelBody}} | errors(*OF_EVERY_ROUTE, 404))
+    @app.get("/v1/models/{name:path}", responses=says(ModelBody) | errors(*OF_EVERY_ROUTE, 404))
     async def model(name: str) -> JSONResponse:
         """The model, where ``name`` is its name."""
         check_model(service(), name)
@@ -124,7 +126,7 @@ def _add_generation(app: FastAPI, service: Callable[[], Service]) -> None:
 def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
     told = errors(*OF_EVERY_ROUTE, *OF_BODIES)
 
-    @app.post("/tokenize", openapi_extra=_takes(TokenizeRequest), responses={200: {"model": Tokens}} | told)
+    @app.post("/tokenize", openapi_extra=_takes(TokenizeRequest), responses=says(Tokens) | told)
     async def tokenize(request: Request) -> JSONResponse:
         """Tokens of bare text, or of messages in the chat template."""
         body = await read_body(request, TokenizeRequest)
@@ -141,7 +143,7 @@ def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
             tokens = await chat_tokens(engine, body.messages or [], body.chat_template_kwargs, body.tools)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": engine.state.max_model_len})
 
-    @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest), responses={200: {"model": Text}} | told)
+    @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest), responses=says(Text) | told)
     async def detokenize(request: Request) -> JSONResponse:
         """Text of tokens, special tokens by their names."""
         body = await read_body(request, DetokenizeRequest)
@@ -174,7 +176,9 @@ def _add_facts(app: FastAPI, service: Callable[[], Service], requested: dict[str
         """What was asked for, and what really runs."""
         return JSONResponse(server_info(service(), requested))
 
-    exposition = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The exposition."}}
+    exposition: Told = {
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The exposition."}
+    }
 
     @app.get("/metrics", responses=exposition | closed, response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -163,6 +163,11 @@ def errors(*statuses: int) -> Told:
     return {status: {"model": ErrorBody, "description": _REASONS[status]} for status in statuses}
 
 
+def says(model: type[BaseModel]) -> Told:
+    """An answer of one shape."""
+    return {200: {"model": model}}
+
+
 def streams(model: type[BaseModel]) -> Told:
     """A whole answer, or a stream of events."""
     return {200: {"model": model, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}

@@ -18,10 +18,16 @@ def is_ours(algorithm: Any) -> bool:
     return bool(getattr(algorithm, "is_ddtree_plugin", False))
 
 
+def _is_tree(server_args: Any) -> bool:
+    """False for chains, which keep SGLang's causal pass."""
+    return (server_args.speculative_eagle_topk or 0) > 1
+
+
 def mask_in_capture(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
     """After ``DecodeCudaGraphRunner.get_spec_info``."""
     model_runner = runner.model_runner
-    if result is not None and is_ours(model_runner.spec_algorithm) and not model_runner.is_draft_worker:
+    ours = is_ours(model_runner.spec_algorithm) and not model_runner.is_draft_worker
+    if result is not None and ours and _is_tree(model_runner.server_args):
         result.custom_mask = runner.buffers.custom_mask
     return result
 
@@ -35,7 +41,7 @@ def mask_in_dummy(
     is_draft_worker: bool = False,
 ) -> Any:
     """After ``create_dummy_verify_input``."""
-    if result is not None and is_ours(spec_algorithm) and not is_draft_worker:
+    if result is not None and is_ours(spec_algorithm) and not is_draft_worker and _is_tree(server_args):
         result.custom_mask = custom_mask
     return result
 

@@ -26,6 +26,7 @@ def register() -> None:
 
     from ddtree.sglang import capture_hooks, flags
     from ddtree.sglang.algorithm import DDTreeAlgorithm, worker_class
+    from ddtree.sglang.child_server import end_with_starter
 
     name = NAME
     if NAME in SpeculativeAlgorithm.__members__:
@@ -33,6 +34,7 @@ def register() -> None:
         logger.warning("SGLang %s has a DDTREE of its own: ours is --speculative-algorithm %s", version, name)
     if get_spec(name) is not None:
         return
+    end_with_starter()
     SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=DDTreeAlgorithm)(worker_class)
     HookRegistry.register(capture_hooks.CAPTURE, capture_hooks.mask_in_capture, HookType.AFTER)
     HookRegistry.register(capture_hooks.DUMMY, capture_hooks.mask_in_dummy, HookType.AFTER)

@@ -67,6 +67,9 @@ def why_refused(view: Any) -> str | None:
     return None
 
 
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
 def why_request_refused(sampling_params: Any) -> str | None:
     """Why a request's sampling parameters cannot be kept exactly by DDTREE on this SGLang, or None."""
     told = {
@@ -75,6 +78,8 @@ def why_request_refused(sampling_params: Any) -> str | None:
         "repetition_penalty": sampling_params.repetition_penalty != 1.0,
         "min_new_tokens": sampling_params.min_new_tokens > 0,
     }
+    if grammars := [name for name in GRAMMARS if getattr(sampling_params, name, None) is not None]:
+        return f"DDTREE does not support grammars ({', '.join(grammars)}): serve such requests without speculation"
     if asked := [name for name, wanted in told.items() if wanted]:
         return (
             f"DDTREE does not support {', '.join(asked)}: SGLang counts such tokens once a step, not along each path "

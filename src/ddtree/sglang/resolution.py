@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
+from ddtree.sglang.budget_choice import BudgetChoice, command_line
 from ddtree.sglang.refusals import why_backend_refused, why_refused
-from ddtree.sglang.settings import Asked, SettingsError, resolve
+from ddtree.sglang.settings import AUTO, Asked, SettingsError, TreeSettings, resolve
 
 logger = logging.getLogger(__name__)
 
 TREE_TOPK = 2
 """Any ``speculative_eagle_topk`` above 1 turns the attention backends to trees; our cap is kept in our own settings."""
+
+CHAIN_TOPK = 1
+"""Leaves the attention backends with the causal verify pass of SGLang's DFLASH."""
 
 MAX_RUNNING_REQUESTS = 48
 
@@ -24,21 +29,27 @@ def resolve_server_args(server_args: Any) -> None:
         SettingsError: something asked for cannot be; one line says what and what to do instead.
     """
     view = resolved_view(server_args)
-    if server_args.speculative_eagle_topk not in (None, TREE_TOPK):
+    if server_args.speculative_eagle_topk not in (None, CHAIN_TOPK, TREE_TOPK):
         raise SettingsError("DDTREE: --speculative-eagle-topk is EAGLE's: use --speculative-ddtree-topk-cap")
     asked = Asked.from_environment()
     block = server_args.speculative_dflash_block_size
+    choice = None
+    if asked.budget != 0 and not _is_off(server_args):
+        if reason := why_refused(view):
+            raise SettingsError(f"DDTREE: {reason}")
+        _check_backends(view, server_args)
+        choice = BudgetChoice(server_args, asked, command_line())
+        if asked.budget == AUTO:
+            asked = replace(asked, budget=choice.auto())
     settings = resolve(
         asked,
         server_args.speculative_num_draft_tokens,
         drafter_block_size(server_args) if block is None else int(block),
     )
-    if settings is None:
+    if settings is None or choice is None:
         _turn_off(server_args)
         return
-    if reason := why_refused(view):
-        raise SettingsError(f"DDTREE: {reason}")
-    _check_backends(view, server_args)
+    settings = _that_starts(settings, choice, server_args)
     window = server_args.speculative_draft_window_size
     if window is not None and window < settings.block_size:
         raise SettingsError(
@@ -46,10 +57,11 @@ def resolve_server_args(server_args: Any) -> None:
         )
     server_args.speculative_num_draft_tokens = settings.width
     server_args.speculative_dflash_block_size = settings.block_size
-    server_args.speculative_eagle_topk = TREE_TOPK
+    topk = CHAIN_TOPK if settings.is_chain else TREE_TOPK
+    server_args.speculative_eagle_topk = topk
     # SGLang counts on 2 * max(steps * topk, width) slots a request; a block wider than the tree needs more of them.
     enough = settings.reserve_tokens <= 2 * settings.width
-    server_args.speculative_num_steps = 1 if enough else -(-settings.reserve_tokens // (2 * TREE_TOPK))
+    server_args.speculative_num_steps = 1 if enough else -(-settings.reserve_tokens // (2 * topk))
     _resolve_draft_backend(server_args)
     if server_args.max_running_requests is None:
         server_args.max_running_requests = MAX_RUNNING_REQUESTS
@@ -61,6 +73,29 @@ def resolve_server_args(server_args: Any) -> None:
         logger.warning("DDTREE: mixed chunked prefill is turned off, a verify batch holds trees only")
     settings.to_environment()
     logger.info("DDTREE: %s", settings.one_line())
+
+
+def _is_off(server_args: Any) -> bool:
+    return server_args.speculative_num_draft_tokens == 1
+
+
+def _that_starts(settings: TreeSettings, choice: BudgetChoice, server_args: Any) -> TreeSettings:
+    """The settings, or what takes their place where the verify graph cannot be captured on this device."""
+    budget = choice.checked(settings.budget)
+    if budget == settings.budget:
+        return settings
+    if budget is None:
+        server_args.cuda_graph_config.decode.backend = "disabled"
+        logger.warning(
+            "DDTREE: CUDA graph capture of the verify pass dies at every width on this device: running without decode "
+            "graphs, several times slower; --speculative-algorithm DFLASH may be faster here"
+        )
+        return settings
+    logger.warning(
+        "DDTREE: CUDA graph capture dies at budget %d on this device, the widest that works is %d: using that",
+        settings.budget, budget,
+    )  # fmt: skip
+    return replace(settings, budget=budget, topk_cap=min(settings.topk_cap, budget))
 
 
 def resolved_view(server_args: Any) -> Any:

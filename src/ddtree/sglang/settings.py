@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 CONFIG_VARIABLE = "DDTREE_SGLANG_CONFIG"
-"""JSON object with ``budget`` and ``topk_cap``: the flags of those who start an Engine without a command line."""
+"""JSON object with the fields of `Asked`: the flags of those who start an Engine without a command line."""
 
 RESOLVED_VARIABLE = "DDTREE_SGLANG_RESOLVED"
 """The same, resolved: the main process leaves it for the ranks that SGLang spawns."""
 
+AUTO = "auto"
 DEFAULT_BUDGET = 32
 DEFAULT_TOPK_CAP = 64
 MAX_BUDGET, MAX_TOPK_CAP = 1024, 128
+MAX_CONCURRENCY = 4096
 DEFAULT_BLOCK_SIZE = 16
 
 
@@ -29,14 +31,18 @@ class Asked:
     """What the user asked for; None where nothing was said.
 
     Attributes:
-        budget: nodes of a tree without the root; 0 turns speculation off.
+        budget: nodes of a tree without the root; 0 turns speculation off, ``"auto"`` takes the fastest.
         topk_cap: candidates of one position.
+        concurrency: requests at once that ``auto`` picks for; 1 where nothing was said.
         fold_tail: False keeps what follows a verify pass out of SGLang's verify graph; slower, easier to debug.
+        probe: False starts a width that was never seen to work here without trying it in a child process first.
     """
 
-    budget: int | None = None
+    budget: int | str | None = None
     topk_cap: int | None = None
+    concurrency: int | None = None
     fold_tail: bool = True
+    probe: bool = True
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Asked:
@@ -45,21 +51,24 @@ class Asked:
             return cls()
         try:
             found = json.loads(text)
-            unknown = sorted(set(found) - {"budget", "topk_cap", "fold_tail"})
+            unknown = sorted(set(found) - {field.name for field in fields(cls)})
         except (ValueError, TypeError) as error:
             raise SettingsError(
                 f"{CONFIG_VARIABLE} is not a JSON object ({error}): set it like {{'budget': 32}}"
             ) from None
         if unknown:
-            raise SettingsError(
-                f"{CONFIG_VARIABLE} has unknown keys {unknown}: known are budget, topk_cap and fold_tail"
-            )
-        if not isinstance(found.get("fold_tail", True), bool):
-            raise SettingsError(f"{CONFIG_VARIABLE}: fold_tail is true or false")
+            known = ", ".join(field.name for field in fields(cls))
+            raise SettingsError(f"{CONFIG_VARIABLE} has unknown keys {unknown}: known are {known}")
+        for name in ("fold_tail", "probe"):
+            if not isinstance(found.get(name, True), bool):
+                raise SettingsError(f"{CONFIG_VARIABLE}: {name} is true or false")
+        budget = found.get("budget")
         return cls(
-            budget=_whole_number("budget", found.get("budget"), 0, MAX_BUDGET),
+            budget=AUTO if budget == AUTO else _whole_number("budget", budget, 0, MAX_BUDGET),
             topk_cap=_whole_number("topk_cap", found.get("topk_cap"), 1, MAX_TOPK_CAP),
+            concurrency=_whole_number("concurrency", found.get("concurrency"), 1, MAX_CONCURRENCY),
             fold_tail=found.get("fold_tail", True),
+            probe=found.get("probe", True),
         )
 
 
@@ -83,6 +92,11 @@ class TreeSettings:
     def width(self) -> int:
         """Rows that the target verifies for each sequence: the root and the nodes."""
         return self.budget + 1
+
+    @property
+    def is_chain(self) -> bool:
+        """With one candidate a position the tree is a chain: no mask, SGLang's own causal verify pass."""
+        return self.topk_cap == 1
 
     @property
     def depths(self) -> int:
@@ -125,7 +139,7 @@ def resolve(asked: Asked, native_draft_tokens: int | None, block_size: int | Non
     """Join what our flags and SGLang's own say; None where the budget is 0.
 
     Args:
-        asked: from our flags.
+        asked: from our flags; a budget of ``auto`` has been decided.
         native_draft_tokens: ``--speculative-num-draft-tokens``, which is the budget plus one.
         block_size: ``--speculative-dflash-block-size``, else the drafter's own.
 
@@ -136,16 +150,23 @@ def resolve(asked: Asked, native_draft_tokens: int | None, block_size: int | Non
     budget = _agreed(
         "--speculative-ddtree-budget", asked.budget, "--speculative-num-draft-tokens minus 1", native_budget
     )
-    budget = _whole_number("budget", DEFAULT_BUDGET if budget is None else budget, 0, MAX_BUDGET)
     cap = _whole_number("topk_cap", DEFAULT_TOPK_CAP if asked.topk_cap is None else asked.topk_cap, 1, MAX_TOPK_CAP)
     block = _whole_number("block size", DEFAULT_BLOCK_SIZE if block_size is None else block_size, 2, 32)
-    assert budget is not None and cap is not None and block is not None
+    assert cap is not None and block is not None
+    default = block - 1 if cap == 1 else DEFAULT_BUDGET
+    budget = _whole_number("budget", default if budget is None else budget, 0, MAX_BUDGET)
+    assert budget is not None
+    if cap == 1 and budget > block - 1:
+        raise SettingsError(
+            f"DDTREE budget is {budget}, but with topk_cap 1 a tree is a chain of at most {block - 1} nodes "
+            f"(block size {block} minus 1): lower the budget or raise the cap"
+        )
     if budget == 0:
         return None
     return TreeSettings(budget, min(cap, budget), block, asked.fold_tail)
 
 
-def _agreed(our_flag: str, ours: int | None, their_flag: str, theirs: int | None) -> int | None:
+def _agreed(our_flag: str, ours: int | str | None, their_flag: str, theirs: int | None) -> Any:
     if ours is not None and theirs is not None and ours != theirs:
         raise SettingsError(f"{our_flag} says {ours} but {their_flag} says {theirs}: give only one of them")
     return theirs if ours is None else ours

@@ -264,7 +264,7 @@ class DDTreeWorker(DFlashWorkerV2):
             draft_token=tree.tokens.reshape(-1),
             positions=(batch.seq_lens[:, None] + tree.depths).view(-1),
             draft_token_num=width,
-            custom_mask=self._verify_mask(tree, batch.seq_lens, int(bound.sum())),
+            custom_mask=None if self.settings.is_chain else self._verify_mask(tree, batch.seq_lens, int(bound.sum())),
             capture_hidden_mode=CaptureHiddenMode.FULL,
         )
         batch.out_cache_loc = start.slots[:, :width].reshape(-1)

@@ -40,7 +40,7 @@ class Effective:
         source: where the settings were read.
         identity: what tells this process from one started later, such as a boot id; empty where nothing does.
         device: `cpu`, `cuda` or None where not known.
-        replicas: processes that answer behind this address, as far as told.
+        requested: settings that the process was started with, where it tells them apart from those in effect.
     """
 
     engine: str

@@ -35,11 +35,13 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Forced:
-    """Attributes:
-    tokens: how many were held against the target.
-    divergences: those that are not its first choice, in order.
-    method: how it was done, for people.
-    cut_short: why not all of the answer was checked, if so.
+    """What came of holding an answer against the target.
+
+    Attributes:
+        tokens: how many were held against the target.
+        divergences: those that are not its first choice, in order.
+        method: how it was done, for people.
+        cut_short: why not all of the answer was checked, if so.
     """
 
     tokens: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from ddtree.verify.host_process import HostProcess
 from ddtree.verify.http_client import CheckFailed
 
 Tell = Callable[[str, float], None]
+_COUNTED_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,19 @@ class Session:
         """What `/health` says, for messages about answers that do not come."""
         status = self.adapter.http.status("/health", min(5.0, self.options.info_timeout_s))
         return f"/health answers {status}" if status is not None else "/health does not answer either"
+
+    def moved_since(self, before: Counters, tokens: int) -> Counters:
+        """How far the counters went; some engines count an answer a moment after it was sent. Raises CheckFailed.
+
+        Args:
+            tokens: that the answers since then have.
+        """
+        deadline = time.monotonic() + _COUNTED_WITHIN_S
+        while True:
+            moved = self.adapter.counters().since(before)
+            if moved.completion_tokens is None or moved.completion_tokens >= tokens or time.monotonic() > deadline:
+                return moved
+            time.sleep(0.1)
 
 
 def first_line(error: CheckFailed) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddtree.bench.files import folders_with
 from ddtree.bench.plan import units_in_order
 from ddtree.bench.record import Variant
-from ddtree.bench.result_folder import RUN, read_run, read_units
+from ddtree.bench.result_folder import RUN, read_units
+from ddtree.bench.sweep.loaded import Sweep, load_of, matrix_of
 from ddtree.bench.sweep.points import Group
-from ddtree.bench.sweep.run import Sweep, load_of, matrix_of
 
 START_S = 45.0
 VERIFY_S = 45.0
@@ -60,9 +61,8 @@ def estimate(sweep: Sweep, folder: Path, tok_s: float | None, done: set[str]) ->
 def _measured_s(folder: Path) -> float | None:
     """Seconds that a request of this sweep took on average, measured over whole units."""
     seconds, requests = 0.0, 0
-    for path in folder.rglob(RUN) if folder.is_dir() else ():
-        read_run(path.parent)
-        for unit in read_units(path.parent):
+    for path in folders_with(folder, RUN):
+        for unit in read_units(path):
             seconds += unit.duration_s
             requests += unit.requests
     return seconds / requests if requests else None

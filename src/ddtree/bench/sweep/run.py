@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from ddtree.bench.files import locked, write_whole
-from ddtree.bench.numbers import CellNumbers, cell_numbers
+from ddtree.bench.numbers import cell_numbers
 from ddtree.bench.padding import read_pad_text
-from ddtree.bench.plan import Load, Matrix
 from ddtree.bench.record import Variant
 from ddtree.bench.result_folder import read_requests, read_units
 from ddtree.bench.run import RunOptions, Watcher, run_bench
-from ddtree.bench.sweep.points import Group, Plan, Point, make_plan
+from ddtree.bench.sweep.claims import what_is_wrong
+from ddtree.bench.sweep.loaded import Sweep, load_of, matrix_of
+from ddtree.bench.sweep.points import Group, Point
 from ddtree.bench.sweep.store import SWEEP, PointRow, Status, SweepRecord, append_point, read_points, recover
-from ddtree.bench.sweep.sweep_file import BenchTable, SweepFile, read_sweep_file
 from ddtree.bench.sweep.toml_text import toml_text
-from ddtree.bench.workload import read_workload
 from ddtree.deploy.apply import ApplyError, Site, apply, open_site
-from ddtree.deploy.deployment import Deployment, load_deployment, to_deployment
+from ddtree.deploy.deployment import Deployment, to_deployment
 from ddtree.deploy.ready import connect_address
 from ddtree.deploy.secret_file import fetch_secret
 from ddtree.deploy.supervisor import ProcessIdentity
@@ -36,25 +34,6 @@ _LOG_LINES = 200
 RECOMMENDED = "recommended.toml"
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A sweep that is ready to run: files read, points made.
-
-    Attributes:
-        base: the deployment as it was written, before any point.
-        folder: of the sweep file.
-        deployment_folder: of the deployment file, which its relative paths start from.
-    """
-
-    file: SweepFile
-    text: str
-    folder: Path
-    base: dict[str, Any]
-    base_text: str
-    deployment_folder: Path
-    plan: Plan
-
-
 @dataclass
 class SweepWatcher:
     """What a sweep tells while it goes."""
@@ -63,49 +42,6 @@ class SweepWatcher:
     on_stage: Callable[[str], None] = lambda stage: None
     on_point: Callable[[PointRow], None] = lambda row: None
     bench: Watcher = field(default_factory=Watcher)
-
-
-def load_sweep(path: Path) -> Sweep:
-    """Read a sweep file and the deployment file that it names, and make its points.
-
-    Raises:
-        UserError: a file or a key is wrong, or a workload cannot be read.
-    """
-    file, text = read_sweep_file(path)
-    folder = path.absolute().parent
-    deployment_path = folder / file.deployment
-    load_deployment(deployment_path)  # complains in its own words
-    base_text = deployment_path.read_text(encoding="utf-8")
-    base = tomllib.loads(base_text)
-    plan = make_plan(file, base, deployment_path.parent)
-    for table in {
-        each.bench.over(file.bench).model_dump_json(): each.bench.over(file.bench) for each in file.sweep
-    }.values():
-        matrix_of(table, (Variant(),), folder).cells()
-        if table.pad_text is not None:
-            read_pad_text(folder / table.pad_text)
-    return Sweep(file, text, folder, base, base_text, deployment_path.parent, plan)
-
-
-def matrix_of(bench: BenchTable, variants: tuple[Variant, ...], folder: Path) -> Matrix:
-    """The matrix of a group."""
-    workloads = tuple(read_workload(spec, folder, bench.limit) for spec in bench.workloads or ())
-    contexts = tuple(None if each == "as-is" else int(each) for each in bench.contexts or ["as-is"])
-    return Matrix(
-        workloads=workloads,
-        contexts=contexts,
-        concurrencies=tuple(bench.concurrency or [1]),
-        temperatures=tuple(bench.temperatures or [0.0]),
-        variants=variants,
-    )
-
-
-def load_of(bench: BenchTable) -> Load:
-    """How a group is measured; what is not given is as in ``ddtree bench``."""
-    names = {"repeats": "repetitions", "warm_up": "warm_up_requests"}
-    own = ("requests", "max_tokens", "ignore_eos", "seed", "unique_prefix", "request_timeout_s", "stall_timeout_s")
-    given = {names.get(name, name): getattr(bench, name) for name in (*names, *own)}
-    return Load(**{name: value for name, value in given.items() if value is not None})
 
 
 def run_sweep(
@@ -233,9 +169,11 @@ class _Run:
             self._deployed = None
             write_whole(place / "log.txt", error.tail)
             return end("failed", f"it did not come up: {error.reason}", "log.txt")
-        cells = cell_numbers(read_units(place), read_requests(place))
+        units, rows = read_units(place), read_requests(place)
         for point, variant in left:
-            wrong = _wrong([cell for cell in cells if cell.key.variant == variant.name], variant, group.deployment)
+            own = [row for row in rows if row.variant == variant.name]
+            cells = cell_numbers([unit for unit in units if unit.variant == variant.name], own)
+            wrong = what_is_wrong(cells, own, variant, group.deployment)
             self._add(point, "invalid" if wrong else "measured", wrong, group, variant, None, began)
             done.add(point.name)
 
@@ -350,23 +288,6 @@ class _Run:
                 f"deploy it by hand: {self._folder / RECOMMENDED}",
             ) from error
         self._deployed = data
-
-
-def _wrong(cells: list[CellNumbers], variant: Variant, deployment: Deployment) -> str:
-    """Why a point's numbers do not count, by the answers' own accounts; empty where they do."""
-    if not cells:
-        return "nothing was measured"
-    if all(sum(cell.errors.values()) == cell.requests for cell in cells):
-        kinds = sorted({kind for cell in cells for kind in cell.errors})
-        return f"every request failed ({', '.join(kinds)})"
-    if fallen := sum(cell.errors.get("not_as_asked", 0) for cell in cells):
-        return f"{fallen} requests were not drafted as asked"
-    floor = from_deployment(deployment, "").tau_floor
-    if variant.mode in ("chain", "tree") and variant.budget != "auto":
-        low = [cell.tau.value for cell in cells if cell.tau is not None and cell.tau.value < floor]
-        if low and (variant.budget is None or variant.budget > 1):
-            return f"tau is {min(low):.2f}, below {floor:g}: speculation brings nothing"
-    return ""
 
 
 def _violations(verdict: Verdict) -> str:

@@ -25,10 +25,10 @@ def probe_answers(session: Session) -> Iterator[Finding]:
     before = adapter.counters()
     answers = [adapter.answer(Order(echo_text(number), _TOKENS)) for number in numbers]
     chat = adapter.answer(Order(f"Repeat this number: {fresh_number()}", _TOKENS, is_chat=True))
-    longer_text = long_text(_longer_characters(session))
-    longer = adapter.answer(Order(longer_text, 1))
-    moved = adapter.counters().since(before)
-    asked = [*answers, chat, longer]
+    texts = [long_text(200), long_text(_longer_characters(session))]
+    shorter, longer = (adapter.answer(Order(text, 1)) for text in texts)
+    asked = [*answers, chat, shorter, longer]
+    moved = session.moved_since(before, sum(answer.completion_tokens for answer in asked))
     if empty := [answer for answer in asked if answer.completion_tokens < 1]:
         yield violated(
             "answers",
@@ -38,7 +38,7 @@ def probe_answers(session: Session) -> Iterator[Finding]:
         )
         return
     yield _follow(numbers, answers)
-    yield _usage(answers, longer, len(longer_text) / len(echo_text(numbers[0])))
+    yield _usage([*answers, chat], shorter, longer, len(texts[1]) / len(texts[0]))
     yield _counted(session, asked, moved)
 
 
@@ -63,15 +63,16 @@ def _longer_characters(session: Session) -> int:
     return min(1500, context - 64) if isinstance(context, int) else 1500
 
 
-def _usage(answers: Sequence[Answer], longer: Answer, times: float) -> Finding:
+def _usage(answers: Sequence[Answer], shorter: Answer, longer: Answer, times: float) -> Finding:
     claim = "usage counts this prompt and this answer"
-    short = max(answer.prompt_tokens for answer in answers)
     too_many = [answer for answer in answers if answer.completion_tokens > _TOKENS]
     seen = (
-        f"prompts of {short} tokens, and of {longer.prompt_tokens} where the text is {times:.0f} times as long",
+        f"prompts of {shorter.prompt_tokens} tokens, and of {longer.prompt_tokens} where the text is {times:.1f} times "
+        "as long",
         f"answers of at most {max(answer.completion_tokens for answer in answers)} of {_TOKENS} tokens",
     )
-    if longer.prompt_tokens < 0.4 * times * short or too_many or longer.completion_tokens != 1:
+    is_short = longer.prompt_tokens < 0.6 * times * shorter.prompt_tokens
+    if is_short or too_many or (shorter.completion_tokens, longer.completion_tokens) != (1, 1):
         return violated(
             "answers",
             claim,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ddtree.verify.answer import Answer, Order
 from ddtree.verify.finding import Finding, proven, unknown, violated
 from ddtree.verify.http_client import CheckFailed, Hung
-from ddtree.verify.probes.speculation import ONE
+from ddtree.verify.probes.speculation import ONE, acceptance_length, joined
 from ddtree.verify.prompts import speculation_orders
 from ddtree.verify.session import Session
 
@@ -37,28 +37,26 @@ def probe_concurrency(session: Session) -> Iterator[Finding]:
             remedy="look into the server's log; lower the number of running requests",
         )
         return
-    moved = session.adapter.counters().since(before)
+    moved = session.moved_since(before, sum(answer.completion_tokens for answer in answers))
     yield proven("concurrency", claim, f"{sum(a.completion_tokens for a in answers)} tokens in {n} answers")
     is_off = session.moved is not None and session.moved.verify_calls == 0  # found out and told already
     if session.expectation.speculates == "none" or is_off:
         return
-    told = [answer.rounds for answer in answers if answer.rounds is not None]
-    calls = sum(rounds.count for rounds in told) if told else moved.verify_calls
-    committed = sum(rounds.committed for rounds in told) if told else moved.completion_tokens
+    told = joined([answer.rounds for answer in answers if answer.rounds is not None])
+    calls = told.count if told is not None else moved.verify_calls
+    tau = acceptance_length(answers, told, moved)
     claim = "speculation is active at this concurrency too"
-    if calls is None or committed is None:
+    if calls is None or (calls and tau is None):
         yield unknown("concurrency", claim, "neither responses nor counters tell verify calls", is_required=False)
-    elif not calls or committed / calls <= ONE:
+    elif not calls or tau is None or tau <= ONE:
         yield violated(
             "concurrency",
             claim,
-            f"{committed:g} tokens in {calls:g} verify calls",
+            f"{calls:g} verify calls" + (f", tau {tau:.2f}" if tau is not None else ""),
             remedy="batched speculation is broken or off under load: look for a batch-size threshold in its settings",
         )
     else:
-        yield proven(
-            "concurrency", claim, f"{committed:g} tokens in {calls:g} verify calls, tau {committed / calls:.2f}"
-        )
+        yield proven("concurrency", claim, f"{calls:g} verify calls, tau {tau:.2f}")
 
 
 def _ask(session: Session, order: Order) -> Answer | CheckFailed:

@@ -31,7 +31,7 @@ def probe_graphs(session: Session) -> Iterator[Finding]:
             "graphs",
             claim,
             *evidence,
-            remedy="start SGLang with --enable-metrics, or give its log with --log FILE",
+            remedy="give the engine's log with --log FILE; SGLang also tells it with --enable-metrics",
             is_required=wanted is not None,
         )
     elif wanted is None:

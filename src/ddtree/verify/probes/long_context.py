@@ -69,7 +69,7 @@ def _survives(cold: Answer, cold_moved: Counters, warm: Answer, warm_moved: Coun
 def _ask(session: Session, prompt: str, timeout_s: float) -> tuple[Answer, Counters]:
     before = session.adapter.counters()
     answer = session.adapter.answer(Order(prompt, _ANSWER_TOKENS), timeout_s)
-    return answer, session.adapter.counters().since(before)
+    return answer, session.moved_since(before, answer.completion_tokens)
 
 
 def _characters_per_token(session: Session) -> float:

@@ -20,10 +20,10 @@ def probe_speculation(session: Session) -> Iterator[Finding]:
     orders = speculation_orders(session.options.probe_tokens)
     before = session.adapter.counters()
     answers = [session.adapter.answer(order) for order in orders]
-    moved = session.adapter.counters().since(before)
-    session.moved = moved
-    told = _joined([answer.rounds for answer in answers if answer.rounds is not None])
+    told = joined([answer.rounds for answer in answers if answer.rounds is not None])
     tokens = sum(answer.completion_tokens for answer in answers)
+    moved = session.moved_since(before, tokens)
+    session.moved = moved
     seen = _seen(answers, told, moved)
     calls = told.count if told is not None else moved.verify_calls
     if session.expectation.speculates == "none":
@@ -77,7 +77,7 @@ def _off(calls: float | None, moved: Counters, seen: Sequence[str]) -> Finding:
     return proven("speculation", claim, *seen)
 
 
-def _joined(each: Sequence[Rounds]) -> Rounds | None:
+def joined(each: Sequence[Rounds]) -> Rounds | None:
     if not each:
         return None
     return Rounds(

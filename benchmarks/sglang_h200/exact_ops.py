@@ -1,0 +1,29 @@
+"""An SGLang plugin for a benchmark: every layer by plain torch, so that a model can run in float32.
+
+With ``EXACT_OPS`` set, layers that have a native form use it and prebuilt bfloat16 kernels are left out. In float32 a
+tree's rows and plain decoding agree to about 1e-5, so texts must be equal and draws can be held against exact
+probabilities; in bfloat16 both would only show rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def register() -> None:
+    if not os.environ.get("EXACT_OPS"):
+        return
+    from sglang.srt.layers.utils.multi_platform import MultiPlatformOp
+    from sglang.srt.mem_cache import memory_pool
+    from sglang.srt.models import utils
+
+    usual = MultiPlatformOp.dispatch_forward
+
+    def native(op: Any) -> Any:
+        has_native = type(op).forward_native is not MultiPlatformOp.forward_native
+        return op.forward_native if has_native else usual(op)
+
+    MultiPlatformOp.dispatch_forward = native
+    memory_pool.can_use_store_cache = lambda size: False
+    utils.can_use_fused_inplace_qknorm = lambda head_dim, dtype: False

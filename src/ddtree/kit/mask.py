@@ -1,0 +1,292 @@
+"""Secrets are found and taken out before anything is written to a kit.
+
+Three nets: values that are known to be secrets (the deployment's own, and those of variables with telling names), in
+every spelling that a file may give them; shapes of keys and tokens, by `detect-secrets` and by own rules for what
+it lacks; and words after a telling name (``password=``, ``--api-key``). Entropy is no criterion: a kit is full of
+hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from urllib.parse import quote, quote_plus
+
+from ddtree.errors import UserError
+from ddtree.kit.record import Masked
+
+MASK = "***masked***"
+_SHORTEST_KNOWN = 4
+
+_TELLING = re.compile(
+    r"(?i)(^|[_.\-])(api_?keys?|apikey|access_?keys?(_id)?|secrets?(_?key)?|secret_access_key|auth_?key|account_?key|"
+    r"token|"
+    r"pass_?words?|passwd|passphrase|pwd|private_?key|client_?secret|credentials?|signing_key|"
+    r"encryption_key|webhook(_url)?|connection_?string|dsn|authorization|cookie)$"
+)
+# Tokens of text are no tokens of access.
+_NOT_TELLING = re.compile(
+    r"(?i)(^|_)(bos|eos|pad|unk|mask|sep|cls|image|video|audio|special|stop|next|start|end|first|last|draft|bonus|root|"
+    r"per|each|new|prompt|completion|output|input|decoder|fim|think|tool)_token$|^(old_?)?pwd$|^(load|set)_credential$"
+)
+_NOT_SECRET = re.compile(
+    r"(?i)^(|=*v?\d+(\.\d+)+\S{0,16}|\*+|\*\*\*masked\*\*\*|none|null|true|false|yes|no|on|off|auto|default|empty|\d{1,6}(\.\d+)?|\$\{?\w+\}?|"
+    r"<[^>]*>|[\[({].*|str|int|bytes|bool|float|any|self|optional.*|required|missing|not|is|must|for|of|and|or|in|"
+    r"from|with|has|was|the|a|an)$"
+)
+
+_SHAPES: dict[str, str] = {
+    "private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
+    r"(?:-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    "Hugging Face token": r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}",
+    "OpenAI or Anthropic key": r"\bsk-[A-Za-z0-9_-]{16,}",
+    "NVIDIA key": r"\bnvapi-[A-Za-z0-9_-]{20,}",
+    "Google key": r"\bAIza[0-9A-Za-z_-]{35}",
+    "Google OAuth secret": r"\bGOCSPX-[0-9A-Za-z_-]{20,}|\bya29\.[0-9A-Za-z_-]{20,}",
+    "GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
+    "GitLab token": r"\bgl(?:pat|dt|rt|ptt|soat|agent|cbt|ft|imt)-[A-Za-z0-9_-]{16,}",
+    "Slack token": r"\bxox[abeprs]-[A-Za-z0-9-]{10,}|\bxapp-[A-Za-z0-9-]{10,}",
+    "Slack webhook": r"https://hooks\.slack\.com/[A-Za-z0-9/_-]{10,}",
+    "Discord webhook": r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\S+",
+    "AWS key id": r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b",
+    "Azure account key": r"(?i)\baccountkey=[A-Za-z0-9+/=]{40,}",
+    "Azure signature": r"(?i)\bsig=[A-Za-z0-9%+/=]{20,}",
+    "JSON web token": r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?",
+    "PyPI token": r"\bpypi-[A-Za-z0-9_-]{16,}",
+    "npm token": r"\bnpm_[A-Za-z0-9]{30,}",
+    "Stripe key": r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",
+    "SendGrid key": r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    "Twilio key": r"\b(?:AC|SK)[0-9a-f]{32}\b",
+    "Telegram bot token": r"\b\d{8,10}:AA[A-Za-z0-9_-]{32,}",
+    "Vault token": r"\bhv[sbr]\.[A-Za-z0-9_-]{20,}",
+    "Databricks token": r"\bdapi[0-9a-f]{32}\b",
+    "Docker token": r"\bdckr_pat_[A-Za-z0-9_-]{20,}",
+    "Tailscale key": r"\btskey-[A-Za-z0-9-]{16,}",
+    "Replicate token": r"\br8_[A-Za-z0-9]{30,}",
+    "Groq key": r"\bgsk_[A-Za-z0-9]{30,}",
+    "age key": r"\bAGE-SECRET-KEY-1[A-Z0-9]{50,}",
+}
+# Each has one group, which is what is taken out.
+_PLACES: dict[str, str] = {
+    "password in an address": r"(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s:/@'\"]*:([^\s@/'\"]+)@",
+    "user token in an address": r"(?i)\bhttps?://([A-Za-z0-9_-]{16,})@",
+    "Authorization header": r"(?i)\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token|digest)?\s*"
+    r"([A-Za-z0-9._~+/=-]{8,})",
+    "bearer token": r"(?i)\bbearer[ \t]+([A-Za-z0-9._~+/=-]{8,})",
+    "netrc password": r"(?i)\bmachine\s+\S+\s+login\s+\S+\s+password\s+(\S+)",
+    "command line password": r"(?i)(?:^|\s)(?:--?user|-u)[= ]['\"]?[A-Za-z0-9_.@-]+:([^\s'\"]{4,})",
+}
+# The value is looked at and not passed over: `A=B=c` is read as A's and as B's.
+_NAMED = re.compile(
+    r"(?<![A-Za-z0-9_])(?P<name>-{0,2}[A-Za-z_][A-Za-z0-9_.\-]{1,60})"
+    r"(?P<join>(?:\\?[\"'])?[ \t]*(?:=>|:=|[:=])[ \t]*|\\?[\"'],[ \t]*(?=\\?[\"'])|[ \t]+)"
+    r"(?=(?P<value>\\\"(?:[^\"\\]|\\[^\"])*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;\"'&]+))"
+)
+_CODE = (".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".js", ".ts", ".rs", ".go", ".diff")
+"""In such files a value without quotes is a name."""
+
+
+class Masker:
+    """Takes secrets out of what goes into one kit, and keeps account of it.
+
+    Args:
+        known: values that are secrets, by what they are.
+        is_strict: refuse instead.
+    """
+
+    def __init__(self, known: Mapping[str, str] = {}, *, is_strict: bool = False) -> None:
+        self._is_strict = is_strict
+        self._known: dict[str, str] = {}
+        self._found: Counter[tuple[str, str]] = Counter()
+        for kind, value in known.items():
+            self.learn(kind, value)
+
+    def learn(self, kind: str, value: str) -> None:
+        """From here on this value is a secret wherever it stands."""
+        if len(value) >= _SHORTEST_KNOWN and not _NOT_SECRET.match(value):
+            for spelling in _spellings(value):
+                self._known.setdefault(spelling, kind)
+
+    def learn_environment(self, environment: Mapping[str, str]) -> None:
+        """The values of variables with telling names are secrets."""
+        for name, value in environment.items():
+            if is_telling(name):
+                self.learn(f"value of {name}", value)
+
+    @property
+    def masked(self) -> list[Masked]:
+        """What was taken out, by file."""
+        return [Masked(file=file, kind=kind, times=n) for (file, kind), n in sorted(self._found.items())]
+
+    def text(self, text: str, file: str) -> str:
+        """``text`` without secrets.
+
+        Raises:
+            UserError: there is one, and the masker is strict.
+        """
+        counts: Counter[str] = Counter()
+        told = self._without(text, counts, file.endswith(_CODE))
+        self._account(counts, file)
+        return told
+
+    def content(self, content: bytes, file: str) -> bytes:
+        """A file's content without secrets; bytes that are no UTF-8 stay as they are."""
+        told = self.text(content.decode("utf-8", "surrogateescape"), file)
+        return told.encode("utf-8", "surrogateescape")
+
+    def environment(self, environment: Mapping[str, str], file: str) -> dict[str, str]:
+        """Variables; the value of one with a telling name is taken out as a whole."""
+        told: dict[str, str] = {}
+        for name, value in sorted(environment.items()):
+            if is_telling(name) and not _NOT_SECRET.match(value):
+                self._account(Counter([f"value of {name}"]), file)
+                told[name] = MASK
+            else:
+                told[name] = self.text(value, file)
+        return told
+
+    def arguments(self, arguments: Iterable[str], file: str) -> list[str]:
+        """A command line; what follows a telling flag is taken out."""
+        told: list[str] = []
+        before = ""
+        for word in arguments:
+            if before.startswith("-") and "=" not in before and is_telling(before) and not word.startswith("--"):
+                self._account(Counter([f"value of {before}"]), file)
+                told.append(MASK)
+            else:
+                told.append(self.text(word, file))
+            before = word
+        return told
+
+    def _account(self, counts: Counter[str], file: str) -> None:
+        if counts and self._is_strict:
+            kinds = ", ".join(sorted(counts))
+            raise UserError(f"{file} holds secrets ({kinds})", "take them out at their source, or leave --strict out")
+        for kind, times in counts.items():
+            self._found[file, kind] += times
+
+    def _without(self, text: str, counts: Counter[str], is_code: bool) -> str:
+        for spelling, kind in sorted(self._known.items(), key=lambda item: -len(item[0])):
+            if times := text.count(spelling):
+                counts[kind] += times
+                text = text.replace(spelling, MASK)
+        for kind, pattern in _patterns():
+            text, times = pattern.subn(lambda match: _cut(match), text)
+            counts[kind] += times
+        lines = text.splitlines(keepends=True)
+        text = "".join(self._named(line, counts, is_code) for line in lines)
+        for kind in [kind for kind, times in counts.items() if not times]:
+            del counts[kind]
+        return text
+
+    def _named(self, text: str, counts: Counter[str], is_code: bool) -> str:
+        pieces: list[str] = []
+        end = 0
+        for match in _NAMED.finditer(text):
+            name, join, value = match["name"], match["join"], match["value"]
+            bare = value.strip("\\\"'")
+            start = match.start("value") + value.find(bare)
+            is_flag = name.startswith("--")
+            if start < end or not is_telling(name) or _NOT_SECRET.match(bare) or MASK in value:
+                continue
+            if not is_flag and not re.search("[:=]", join):
+                continue  # words of a sentence, or of a list
+            if (is_flag and bare.startswith("--")) or (is_code and value[0] not in "\\\"'"):
+                continue
+            if _looks_secret(bare):
+                counts[f"value of {name.lstrip('-')}"] += 1
+                pieces += [text[end:start], MASK]
+                end = start + len(bare)
+        return "".join([*pieces, text[end:]])
+
+
+def is_telling(name: str) -> bool:
+    """Whether a variable, key or flag of that name holds a secret."""
+    bare = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")).replace("-", "_")
+    return bool(_TELLING.search(bare)) and not _NOT_TELLING.search(bare)
+
+
+def _looks_secret(value: str) -> bool:
+    """Words of code and prose are no secrets: a call, an attribute, a path, a name such as `api_key`."""
+    if len(value) < 4 or is_telling(value) or value.startswith(("/", "./", "../", "~/")):
+        return False
+    return not re.fullmatch(r"[A-Za-z_][\w.]*(\[.*|\(.*|\).*|:)", value) and not re.fullmatch(
+        r"(?:self|os|args|config|request|settings|deployment|secrets|cls)(\.\w+)+", value
+    )
+
+
+def _cut(match: re.Match[str]) -> str:
+    if not match.re.groups or match.lastindex is None:
+        return MASK
+    if MASK in match[0]:
+        return match[0]
+    start, end = match.span(match.lastindex)
+    return match[0][: start - match.start()] + MASK + match[0][end - match.start() :]
+
+
+def _spellings(value: str) -> set[str]:
+    """How files write a value: as it is, quoted for shells, units, JSON, URLs and HTML, and in base64."""
+    raw = value.encode()
+    found = {
+        value,
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        quote(value),
+        quote_plus(value),
+    }
+    found |= {
+        quote(value, safe=""),
+        html.escape(value),
+        shlex.quote(value),
+        value.replace("%", "%%"),
+        repr(value)[1:-1],
+    }
+    found.add(re.sub(r'(["\\`$])', r"\\\1", value))
+    if len(value) >= 8:
+        for shift in range(3):  # wherever it stands in a longer text that is encoded as a whole
+            coded = base64.b64encode(b"\0" * shift + raw).decode().rstrip("=")
+            found.add(coded[{0: 0, 1: 2, 2: 3}[shift] : len(coded) - 1])
+        found |= {raw.hex(), raw.hex().upper(), base64.urlsafe_b64encode(raw).decode().rstrip("=")}
+    return {each for each in found if len(each) >= _SHORTEST_KNOWN}
+
+
+@cache
+def _patterns() -> list[tuple[str, re.Pattern[str]]]:
+    found = [(kind, re.compile(pattern)) for kind, pattern in (_SHAPES | _PLACES).items()]
+    return found + _library_patterns()
+
+
+def _library_patterns() -> list[tuple[str, re.Pattern[str]]]:
+    """Those of detect-secrets that know a shape; not those of entropy, of addresses and of bare words."""
+    from detect_secrets.core.plugins.util import (  # type: ignore[import-untyped]
+        get_mapping_from_secret_type_to_class,
+    )
+
+    left_out = {"PrivateKeyDetector", "IPPublicDetector", "KeywordDetector", "BasicAuthDetector"}
+    found = []
+    for kind, detector in get_mapping_from_secret_type_to_class().items():
+        patterns = getattr(detector, "denylist", None)
+        if detector.__name__ in left_out or not patterns:
+            continue
+        for pattern in patterns:
+            if isinstance(pattern, re.Pattern):
+                # Their groups are for their own use: all that matches goes.
+                whole = re.compile(f"(?:{pattern.pattern})", pattern.flags)
+                found.append((kind, _Whole(whole)))
+    return found
+
+
+class _Whole:
+    """A pattern whose whole match is cut, whatever groups it has."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+
+    def subn(self, replace: object, text: str) -> tuple[str, int]:
+        return self._pattern.subn(MASK, text)
