@@ -43,8 +43,8 @@ def measured(tmp_path, behaviour: Behaviour, variant="server", concurrency=2, **
 
 def right(cell: CellNumbers, behaviour: Behaviour) -> None:
     """The speeds that the server was told to have, but for what a busy machine adds to sleeps."""
-    assert behaviour.tok_s * 0.5 < cell.user_tok_s.value < behaviour.tok_s * 1.2
-    assert behaviour.first_s * 1e3 < cell.ttft_ms.value < behaviour.first_s * 1e3 + 60
+    assert behaviour.tok_s * 0.5 < cell.user_tok_s.value < behaviour.tok_s * 1.6
+    assert behaviour.first_s * 1e3 < cell.ttft_ms.value < behaviour.first_s * 1e3 + 150
     good = cell.requests - sum(cell.errors.values())
     assert cell.completion_tokens == good * behaviour.tokens
 

@@ -20,22 +20,20 @@ def test_one_users_speed_is_by_tokens_not_events():
 
 
 def test_the_steady_window():
-    """Two slots, four answers of 2 s one after the other; the window begins with the second slot's first token."""
+    """Two slots with answers of 2 s one after the other: from the fourth request to the last, one cycle of both."""
     where = place(CELL, 0)
     rows = [
         request_row(where, sent_s=sent, ttft_ms=500.0, tok_s=20.0, tokens=31, chunks=31)
-        for sent in (0.0, 0.5, 2.0, 2.5)
+        for sent in (0.0, 0.5, 2.0, 2.5, 4.0, 4.5)
     ]
-    found = throughput(rows, 2, 4.5)
-    assert found.window_s == (1.0, 2.5)
-    # The first answer has tokens at 0.5, 0.55 .. 2.0 s, the second at 1.0 .. 2.5; nothing of the others yet but that
-    # of the third at 2.5, which is the window's end and not in it.
-    assert found.steady_tok_s == pytest.approx((21 + 30) / 1.5, abs=2)
-    assert found.whole_tok_s == pytest.approx(4 * 31 / 4.5)
+    found = throughput(rows, 2, 6.5)
+    assert found.window_s == (2.5, 4.5)
+    assert found.steady_tok_s == pytest.approx(2 * 31 / 2.0, abs=1)  # what two such slots give in the long run
+    assert found.whole_tok_s == pytest.approx(6 * 31 / 6.5)
 
 
-def test_no_window_where_slots_had_one_request_each():
-    rows = [request_row(place(CELL, 0), sent_s=0.0), request_row(place(CELL, 0), sent_s=0.1)]
+def test_no_window_where_slots_had_few_requests():
+    rows = [request_row(place(CELL, 0), sent_s=sent) for sent in (0.0, 0.1, 0.5, 0.6)]
     assert throughput(rows, 2, 1.0).window_s is None
 
 

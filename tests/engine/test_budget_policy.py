@@ -23,7 +23,7 @@ def promise(easy):
     """Larger trees cover more; in hard text nearly nothing."""
     cut, depth = np.arange(len(CUTS))[:, None], np.arange(1, DEPTHS + 1)
     held = np.minimum(np.arange(len(CUTS)) + 1, DEPTHS if easy else 0)
-    return Forecast((0.55 + 0.08 * cut if easy else 0.05 + 0 * cut) ** depth, held)
+    return Forecast((0.55 + 0.08 * cut if easy else 0.05 + 0 * cut)[None] ** depth, held[None])
 
 
 def run(costs, texts, rounds=60):
@@ -36,7 +36,7 @@ def run(costs, texts, rounds=60):
         budget = policy.choose(1, [outlook])
         budgets.append(budget)
         if budget:
-            policy.learn(outlook, budget, promise(easy))
+            policy.learn([outlook], budget, promise(easy))
         policy.time(1, budget, costs[budget])
     return budgets
 
@@ -70,8 +70,8 @@ def test_a_drafter_that_promises_too_much_is_trusted_less():
     for held in (0, DEPTHS):
         policy, outlook = BudgetPolicy(DEPTHS), Outlook()
         for _ in range(100):
-            policy.learn(outlook, 16, Forecast(promise(easy=True).masses, np.full(len(CUTS), held)))
-        expected.append(policy.expected_tokens(outlook)[CANDIDATES.index(16)])
+            policy.learn([outlook], 16, Forecast(promise(easy=True).masses, np.full((1, len(CUTS)), held)))
+        expected.append(policy.expected_tokens([outlook])[CANDIDATES.index(16)])
     assert expected[0] < 0.7 * expected[1]
 
 
@@ -88,7 +88,7 @@ def test_what_the_far_nodes_hold_decides(held_beyond_16, best):
     for _ in range(900):
         budgets.append(policy.choose(1, [outlook]))
         held = np.cumsum(random.random(len(CUTS)) < 0.6 * np.array(ratios))
-        policy.learn(outlook, budgets[-1], Forecast(promised, held))
+        policy.learn([outlook], budgets[-1], Forecast(promised[None], held[None]))
         policy.time(1, budgets[-1], costs[budgets[-1]])
     assert sum(budget == best for budget in budgets[-300:]) > 250  # the others look what a larger tree promises
 
@@ -99,10 +99,10 @@ def test_forecast_sums_the_nodes_of_each_smaller_tree():
     tree = build_tree(log_probs, tokens, torch.tensor([0]), 4, torch.tensor([2]))
     # best first: 0.7 (depth 1), 0.42 (depth 2), 0.21 (depth 2), 0.2 (depth 1); the target takes the first and the third
     path = walk_tree(tree, torch.tensor([[0, 1, 9, 9, 9]]), 2)
-    told = read_forecast(forecast(tree, path, (1, 2, 3, 4, 9), 2)[0].tolist(), 2)
+    told = read_forecast(forecast(tree, path, (1, 2, 3, 4, 9), 2).numpy(), 2)
     masses = [[0.7, 0.0], [0.7, 0.42], [0.7, 0.63], [0.9, 0.63], [0.9, 0.63]]
-    assert told.masses == pytest.approx(np.array(masses), abs=1e-5)
-    assert told.held.tolist() == [1, 1, 2, 2, 2]
+    assert told.masses[0] == pytest.approx(np.array(masses), abs=1e-5)
+    assert told.held.tolist() == [[1, 1, 2, 2, 2]]
 
 
 def test_auto_gives_the_text_of_plain_decoding_whatever_it_takes(tmp_path):

@@ -23,8 +23,9 @@ class Throughput:
 def throughput(rows: Sequence[RequestRow], concurrency: int, duration_s: float) -> Throughput:
     """Total speed of a unit whose slots each send a request as soon as the one before has ended.
 
-    The steady window begins when the first request of the last slot has brought its first token, and ends when the
-    last request that began a slot's work has been sent: from then on slots run dry one after the other. It counts only
+    The steady window begins when twice as many requests as slots have been sent, so that the first burst is over, and
+    ends when the last request is sent: from then on slots run dry one after the other. Both ends are moments at which a
+    request is sent, so that waits for first tokens and decoding are in it as they are in the long run. It counts only
     where it is at least a fifth of ``duration_s``. Tokens of an answer are spread over its events in the proportion of
     their characters, since events may hold several tokens. Failed requests bring no tokens.
     """
@@ -50,12 +51,10 @@ def decode_tok_s(row: RequestRow) -> float | None:
 
 
 def _window(rows: Sequence[RequestRow], concurrency: int) -> tuple[float, float] | None:
-    by_start = sorted(rows, key=lambda row: row.sent_s)
-    if len(by_start) <= concurrency:
+    sent = sorted(row.sent_s for row in rows)
+    if len(sent) <= 2 * concurrency:
         return None
-    firsts = by_start[:concurrency]
-    begin = max(row.sent_s + (row.ttft_ms if row.ttft_ms is not None else row.end_ms) / 1e3 for row in firsts)
-    end = by_start[-1].sent_s
+    begin, end = sent[2 * concurrency - 1], sent[-1]
     return (begin, end) if end > begin else None
 
 

@@ -44,9 +44,6 @@ FORGET_OUTLOOK = 0.6
 FORGET_USUAL = 0.98
 """Weight of what sequences usually promise, against the newest round of one."""
 
-GROWTH_BEYOND = 0.8
-"""Beyond the largest tree seen, a doubling of the budget is taken to bring this share of what the last doubling did."""
-
 
 def auto_shape(budget: int, top_k_cap: int = DEFAULT_TOP_K_CAP) -> DraftShape:
     """The shape of a candidate budget."""
@@ -61,11 +58,9 @@ class Outlook:
 
     Attributes:
         masses: float64 ``[cuts, depths]``, as in `Forecast`; None before anything was seen.
-        budget: size of the largest tree that was seen.
     """
 
     masses: np.ndarray | None = None
-    budget: int = 0
 
 
 class Trust:
@@ -111,7 +106,8 @@ class BudgetPolicy:
         self._depths = np.arange(depths)
         self._depth_trust = Trust(depths, 5.0, FORGET_DEPTHS)
         self._band_trust = Trust(len(CUTS), 20.0, FORGET_BANDS)  # a band: the nodes that a cut adds to the one before
-        self._usual, self._learned = Outlook(), 0  # of a sequence that nothing is known of yet; rounds it comes from
+        self._usual: np.ndarray | None = None  # masses of a sequence that nothing is known of yet
+        self._learned = 0  # rounds that they come from
         self.cost_ms: dict[tuple[int, int], float] = {}
         self._current: dict[int, int] = {}
         self._since_draft, self._probe_after = 0, FIRST_PROBE
@@ -122,7 +118,7 @@ class BudgetPolicy:
         known = [b for b in CANDIDATES if (bucket, b) in self.cost_ms]
         if not known:
             return CANDIDATES[3]
-        expected = np.sum([self.expected_tokens(outlook) for outlook in outlooks], axis=0)
+        expected = self.expected_tokens(outlooks).tolist()
         rates = {b: expected[CANDIDATES.index(b)] / self.cost_ms[bucket, b] for b in known}
         best = max(known, key=lambda b: rates[b])
         current = self._current.get(bucket)
@@ -143,43 +139,41 @@ class BudgetPolicy:
             return above
         return best
 
-    def expected_tokens(self, outlook: Outlook) -> np.ndarray:
-        """Tokens that a round of each candidate budget is expected to commit, the bonus token included."""
-        outlook = outlook if outlook.masses is not None else self._usual
-        if outlook.masses is None:  # nothing seen yet: drafting is worth a try
-            return np.array([1.0, *(1.0 + budget**0.5 / 2 for budget in CUTS)])
-        seen = sum(cut <= outlook.budget for cut in CUTS)
-        bands = self._band_trust.factors() * np.diff(outlook.masses @ self._depth_trust.factors(), prepend=0.0)
-        for i in range(seen, len(bands)):
-            bands[i] = GROWTH_BEYOND * bands[i - 1]
-        return np.cumsum(np.concatenate(([1.0], bands)))
+    def expected_tokens(self, outlooks: Seq[Outlook]) -> np.ndarray:
+        """Tokens that a round of each candidate budget is expected to commit to all of some sequences together."""
+        known = [outlook.masses if outlook.masses is not None else self._usual for outlook in outlooks]
+        masses = [each for each in known if each is not None]
+        if not masses:  # nothing seen yet: drafting is worth a try
+            return len(outlooks) * np.array([1.0, *(1.0 + budget**0.5 / 2 for budget in CUTS)])
+        promised = np.sum(masses, axis=0) @ self._depth_trust.factors()
+        bands = self._band_trust.factors() * _differences(promised)
+        return len(masses) + np.append(0.0, np.cumsum(bands))
 
-    def learn(self, outlook: Outlook, budget: int, forecast: Forecast) -> None:
-        """Take in a round: what its tree promised and held at each cut."""
+    def learn(self, outlooks: Seq[Outlook], budget: int, forecast: Forecast) -> None:
+        """Take in a round: what each sequence's tree promised and held at each cut."""
         last = max(i for i, cut in enumerate(CUTS) if cut <= budget)
         promised, held = forecast.masses, forecast.held
-        news = 1 - FORGET_OUTLOOK
-        if outlook.masses is None:
-            usual = self._usual.masses if self._usual.masses is not None else promised
-            outlook.masses, outlook.budget, news = usual.copy(), self._usual.budget, 1.0
-        moves = news * (promised - outlook.masses)
-        moves[last + 1 :] = moves[last]  # larger trees than this one move along with it
-        outlook.masses = np.maximum(outlook.masses + moves, 0.0)
-        outlook.budget = max(outlook.budget, budget)
-        self._remember(outlook)
-        self._depth_trust.learn(promised[last], held[last] > self._depths)
-        corrected = promised[: last + 1] @ self._depth_trust.factors()
-        self._band_trust.learn(np.diff(corrected, prepend=0.0), np.diff(held[: last + 1], prepend=0))
-
-    def _remember(self, outlook: Outlook) -> None:
-        usual = self._usual
+        usual = self._usual if self._usual is not None else promised.mean(0)
+        old = np.array([usual if outlook.masses is None else outlook.masses for outlook in outlooks])
+        news = np.array([1.0 if outlook.masses is None else 1 - FORGET_OUTLOOK for outlook in outlooks])
+        moves = news[:, None, None] * (promised - old)
+        moves[:, last + 1 :] = moves[:, last, None]  # larger trees than this one move along with it
+        new = np.maximum(old + moves, 0.0)
+        for outlook, masses in zip(outlooks, new, strict=True):
+            outlook.masses = masses
         self._learned += 1
-        news = max(1 / self._learned, 1 - FORGET_USUAL)
-        usual.masses = outlook.masses if usual.masses is None else usual.masses + news * (outlook.masses - usual.masses)
-        usual.budget = max(usual.budget, outlook.budget)
+        self._usual = usual + max(1 / self._learned, 1 - FORGET_USUAL) * (new.mean(0) - usual)
+        self._depth_trust.learn(promised[:, last].sum(0), (held[:, last, None] > self._depths).sum(0))
+        corrected = promised[:, : last + 1].sum(0) @ self._depth_trust.factors()
+        self._band_trust.learn(_differences(corrected), _differences(held[:, : last + 1].sum(0)))
 
     def time(self, bucket: int, budget: int, round_ms: float) -> None:
         """Take in how long a round took."""
         known = self.cost_ms.get((bucket, budget))
         fresh = round_ms if known is None else FORGET_COST * known + (1 - FORGET_COST) * round_ms
         self.cost_ms[bucket, budget] = fresh
+
+
+def _differences(totals: np.ndarray) -> np.ndarray:
+    """What each total adds to the one before."""
+    return totals - np.append(0, totals[:-1])

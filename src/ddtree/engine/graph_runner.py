@@ -98,13 +98,13 @@ class GraphRunner:
         if self._seated.get(key) != filled:
             captured.slots.copy_(self._state.on_device(filled), non_blocking=True)
             self._seated[key] = filled
-        began = time.perf_counter()
+        began, begun = time.perf_counter(), torch.cuda.Event(enable_timing=True)
+        begun.record()
         captured.graph.replay()
         self.replays += 1
         played = captured.played
-        return Launched(
-            Flight(played.packed[: len(slots)], played.path.tokens.shape[1], began), played.tree, played.path
-        )
+        flight = Flight(played.packed[: len(slots)], played.path.tokens.shape[1], began, begun)
+        return Launched(flight, played.tree, played.path)
 
     def prefill(
         self, slots: list[int], chunks: list[list[int]], kind: PrefillKind, context_bound: int

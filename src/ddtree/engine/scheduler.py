@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
+
 from ddtree.engine.budget_policy import CANDIDATES, CUTS, BudgetPolicy, auto_shape
 from ddtree.engine.completion import TracedTree
 from ddtree.engine.cost_store import CostStore
@@ -303,15 +305,15 @@ class Scheduler:
         elapsed_ms = 1e3 * (now - max(flight.launched, self._last_landing))
         self._last_landing = now
         if isinstance(work, Decoding) and work.is_auto:
-            self._policy.time(work.bucket, work.shape.budget, elapsed_ms)
+            self._policy.time(work.bucket, work.shape.budget, flight.device_ms() or elapsed_ms)
         depths = self._drafter.config.block_size - 1 if self._drafter else 0
-        got = []
+        forecasts = len(CUTS) * (depths + 1) if isinstance(work, Decoding) and work.shape.forecasts else 0
+        got, told = [], []
         for row, (sequence, landed) in enumerate(zip(work.group, rows, strict=True)):
             if sequence.finish_reason or sequence not in self._running:
                 continue
             got.append(sequence)
-            forecasts = len(CUTS) * (depths + 1) if isinstance(work, Decoding) and work.shape.forecasts else 0
-            taken = sequence.extend(landed.tokens, landed.extra[forecasts:])
+            taken = sequence.extend(landed.tokens, landed.extra[forecasts:].tolist())
             if isinstance(work, Prefilling):
                 sequence.stats.ttft_ms = 1e3 * (now - sequence.arrived)
                 continue
@@ -321,11 +323,12 @@ class Scheduler:
             sequence.stats.accepted_lengths.append(taken)
             sequence.stats.round_ms.append(elapsed_ms)
             sequence.stats.round_budgets.append(work.shape.budget)
-            if work.shape.forecasts and self._drafter is not None:
-                forecast = read_forecast(landed.extra[:forecasts], depths)
-                self._policy.learn(sequence.outlook, work.shape.budget, forecast)
+            told.append(landed.extra[:forecasts])
             if sequence.record_trees:
                 sequence.trees.append(_trace(work.launched, row))
+        if forecasts and got and isinstance(work, Decoding):
+            forecast = read_forecast(np.array(told), depths)
+            self._policy.learn([sequence.outlook for sequence in got], work.shape.budget, forecast)
         return got
 
 

@@ -14,11 +14,11 @@ UNIT = 2**24
 
 @dataclass(frozen=True)
 class Forecast:
-    """A round of one sequence, seen as the round of each smaller budget.
+    """A round of some sequences, seen as the round of each smaller budget.
 
     Attributes:
-        masses: float64 ``[cuts, depths]``, the drafter's probability that a node of that depth is accepted.
-        held: int64 ``[cuts]``, accepted nodes that the smaller tree would have had as well.
+        masses: float64 ``[batch, cuts, depths]``, the drafter's probability that a node of that depth is accepted.
+        held: int64 ``[batch, cuts]``, accepted nodes that the smaller tree would have had as well.
     """
 
     masses: np.ndarray
@@ -56,7 +56,7 @@ def forecast(tree: TreeTensors, path: AcceptedPaths, cuts: tuple[int, ...], dept
     return torch.cat(told, dim=1)
 
 
-def read_forecast(numbers: list[int], depths: int) -> Forecast:
-    """The forecast of one sequence's round."""
-    table = np.array(numbers).reshape(-1, depths + 1)
-    return Forecast(table[:, :depths] / UNIT, table[:, depths])
+def read_forecast(numbers: np.ndarray, depths: int) -> Forecast:
+    """What `forecast` told, on the host."""
+    table = numbers.reshape(len(numbers), -1, depths + 1)
+    return Forecast(table[..., :depths] / UNIT, table[..., depths])

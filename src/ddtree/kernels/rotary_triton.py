@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-HEADS_A_PROGRAM = 8
+HEADS_A_PROGRAM = 4
 
 
 @triton.jit

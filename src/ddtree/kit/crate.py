@@ -33,7 +33,6 @@ def write_crate(payload: Path, kit: KitRecord) -> None:
             {
                 "@type": "SoftwareApplication",
                 "name": "ddtree",
-                "version": ddtree.__version__,
                 "softwareVersion": ddtree.__version__,
                 "url": "https://arxiv.org/abs/2604.12989",
             },
@@ -49,7 +48,6 @@ def write_crate(payload: Path, kit: KitRecord) -> None:
     for identity in kit.experiments:
         experiment = read_record(ExperimentRecord, payload / "experiments" / identity / EXPERIMENT)
         results = [entity for name, entity in files.items() if name.startswith(f"{experiment.results}/")]
-        used = [files[name] for name in ("deployment.toml",) if name in files]
         action = crate.add(
             ContextEntity(
                 crate,
@@ -65,7 +63,7 @@ def write_crate(payload: Path, kit: KitRecord) -> None:
             )
         )
         action["instrument"] = tool
-        action["object"] = used
+        action["object"] = files["deployment.toml"]
         action["result"] = [*results, files[f"experiments/{identity}/{EXPERIMENT}"]]
         actions.append(action)
     if actions:

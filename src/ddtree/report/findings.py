@@ -247,8 +247,8 @@ def _method(results: ResultSet) -> str:
         "order. Values are medians; in brackets are 95 % intervals from a bootstrap over repetitions and the requests "
         "in them" + (", which are too narrow for fewer than 5 repetitions." if repetitions[0] < 5 else "."),
         "- tok/s of one user: (tokens - 1) / (last - first event), by the tokens of usage. TTFT is apart from it.",
-        "- tok/s in total: tokens that arrived in the steady window, from when every slot had its first token until "
-        "the last request was sent, over its length.",
+        "- tok/s in total: tokens that arrived in the steady window, from when twice as many requests as slots were "
+        "sent until the last was sent, over its length.",
         "- tau: committed tokens per round, the bonus token included, by "
         + " and ".join(
             sorted({f"the {each.numbers.tau_from}" for each in results.measurements if each.numbers.tau_from})
