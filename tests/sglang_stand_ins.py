@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import pickle
 import sys
 import types
 from typing import Any
@@ -125,6 +126,10 @@ def answer(flags: list[str]) -> dict[str, Any]:
         field.name: repr(getattr(found, field.name)) for field in dataclasses.fields(found) if field.name != "port"
     }
     shown = {name: getattr(found, name, None) for name in SHOWN}
+    # As the scheduler tells /server_info: all attributes of the arguments, which were pickled into its process.
+    state = vars(pickle.loads(pickle.dumps(found)))
+    shown["internal_state"] = {name: value for name, value in state.items() if "speculative" in name}
+    shown["internal_state"] |= {"model_path": found.model_path}
     return shown | {"resolved": os.environ.get("DDTREE_SGLANG_RESOLVED"), "everything": everything}
 
 

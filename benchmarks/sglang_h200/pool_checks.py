@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,20 +46,63 @@ def check_abort(server: Server, prompts: list[list[int]]) -> dict[str, Any]:
     return {"endings": sorted(endings), "well_after": len(after.token_ids) > 0} | emptied(server)
 
 
-def check_small_pool(server: Server, prompts: list[list[int]]) -> dict[str, Any]:
-    """More requests at once than the pool holds: some are retracted, all are answered in full."""
-    length = 220
+def check_retraction(server: Server, prompts: list[list[int]]) -> dict[str, Any]:
+    """Sixteen requests at once, some retracted on their way: all are answered in full, and nothing stays held.
+
+    ``shown`` is false where nothing was retracted: then the check has said nothing.
+    """
+    length, before = 220, _retractions(server)
     with ThreadPoolExecutor(16) as pool:
         answers = list(
-            pool.map(lambda p: server.generate(p, timeout=90, max_new_tokens=length, ignore_eos=True), prompts[:16])
+            pool.map(lambda p: server.generate(p, timeout=80, max_new_tokens=length, ignore_eos=True), prompts[:16])
         )
-    log = server.log.read_text(errors="replace") if server.log else ""
+    retracted = _retractions(server) - before
     return {
+        "shown": retracted > 0,
+        "retractions_logged": retracted,
         "answers_of_full_length": sum(len(answer.token_ids) == length for answer in answers),
         "requests": len(answers),
-        "retractions_logged": log.count("Retract requests"),
-        "leaks_logged": log.count("memory leak"),
+        "leaks_logged": _log(server).count("memory leak"),
     } | emptied(server)
+
+
+def check_soak(server: Server, prompts: list[list[int]], count: int, is_late: Callable[[], bool]) -> dict[str, Any]:
+    """Requests of mixed lengths, greedy and sampled, 24 at a time, every tenth aborted on its way."""
+    endings: Counter[str] = Counter()
+
+    def ask(number: int) -> None:
+        if is_late():
+            endings["left out"] += 1
+            return
+        draw, rid = random.Random(number), f"soak-{number}"
+        sampling = {"max_new_tokens": draw.choice((8, 32, 128, 384)), "temperature": draw.choice((0, 0.8))}
+        if number % 10 == 0:
+            late = threading.Timer(draw.uniform(0.02, 0.4), server.post, ("/abort_request", {"rid": rid}))
+            late.start()
+        try:
+            answer = server.generate(draw.choice(prompts), timeout=60, asked={"rid": rid}, **sampling)
+            endings[(answer.meta.get("finish_reason") or {}).get("type", "none")] += 1
+        except OSError as error:
+            endings[type(error).__name__] += 1
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(ask, range(count)))
+    return {
+        "requests": count - endings["left out"],
+        "endings": dict(endings),
+        "seconds": round(time.monotonic() - begun, 1),
+        "leaks_logged": _log(server).count("memory leak"),
+    } | emptied(server)
+
+
+def _log(server: Server) -> str:
+    return server.log.read_text(errors="replace") if server.log else ""
+
+
+def _retractions(server: Server) -> int:
+    log = _log(server)
+    return log.count("Retract requests") + log.count("Testing retraction")
 
 
 def emptied(server: Server) -> dict[str, Any]:

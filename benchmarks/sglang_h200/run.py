@@ -1,9 +1,11 @@
-"""DDTREE in SGLang on one GPU: many servers side by side, texts against plain decoding, draws, pool, then speeds.
+"""DDTREE in SGLang on one GPU: many servers side by side; speeds, texts against plain decoding, draws, pool.
 
-    python benchmarks/sglang_h200/run.py --kit DIR --target DIR --drafter DIR --prompts DIR --out DIR [--only NAME ...]
+    python benchmarks/sglang_h200/run.py --kit DIR --target DIR --drafter DIR --prompts DIR --out DIR
+        [--only SERVER ...] [--pieces NAME ...]
 
-Servers start together, since most of a start is imports; speeds are taken one server at a time, in turn, the others
-ended or idle. What fails prints its traceback and the rest goes on; after ``--seconds`` all is ended and written down.
+Servers start together, since most of a start is imports; speeds come first, one server at a time, in turn, the others
+idle. A piece that fails or takes too long says so and the next has its turn; what is known is written after each, and
+after ``--seconds`` all is ended. Exit code 0 only where every server started, every piece is done and nothing failed.
 """
 
 from __future__ import annotations
@@ -17,22 +19,18 @@ import tarfile
 import threading
 import time
 import traceback
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from exact_draws import CASES, check_draws, joint_law
-from near_ties import MOST_STEPS, STEP, partings, verdict
-from pool_checks import check_abort, check_prefix, check_small_pool
-from servers import Answer, Server, figures
-from ways import EXACT_MOST, WAYS, arguments
+from pieces import CONCURRENCIES, PIECES
+from servers import Answer, Server
+from ways import WAYS, arguments
 
 from kit import environment, install_kit, plugin_path, put_over
-
-IN_TURN = ("ar", "dflash", "tree32", "tree64", "tree16")
-CONCURRENCIES = (1, 4, 16)
 
 
 class Benchmark:
@@ -40,7 +38,10 @@ class Benchmark:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.begun = args, time.time()
-        self.results: dict[str, Any] = {"ways": {}, "speeds": {}, "checks": {}, "budgets": {}}
+        self.results: dict[str, Any] = {"command": [Path(sys.argv[0]).name, *sys.argv[1:]], "not_started": []}
+        self.results |= {key: {} for key in ("pieces", "failed", "ways", "speeds", "checks", "budgets")}
+        self.ready: set[str] = set()
+        self.deadlines: dict[str, float] = {}
         self.servers: dict[str, Server] = {}
         self.texts: dict[str, list[Answer]] = {}
         self.ending = threading.Lock()
@@ -59,7 +60,7 @@ class Benchmark:
         if self.args.overlay:
             put_over(site, self.args.overlay)
         self.env = environment(site, plugin_path(site.with_name("plugin")))
-        self.logs = site.with_name("logs")
+        self.logs = site.with_name(f"logs-{self.args.out.name}")
         self.logs.mkdir(exist_ok=True)
         self.say("kit ready")
         for index, name in enumerate(self.args.only):
@@ -85,101 +86,83 @@ class Benchmark:
         self.say(f"=== {server.name}: not ready\n{server.tail(25)}\n")
         return False
 
-    def guarded(self, name: str, work: Any) -> Any:
+    def greet(self, name: str) -> None:
+        """Wait for a server and have its first answer, which compiles kernels."""
+        server = self.servers[name]
+        if not self.wait(server):
+            self.results["not_started"].append(name)
+            return
+        server.generate(self.prompts[0], timeout=100)
+        self.way(name)
+        self.ready.add(name)
+
+    def guarded(self, name: str, work: Callable[[], Any]) -> Any:
+        """What ``work`` returns; None where it fails, with the server's last words."""
         try:
             return work()
         except Exception as error:
             server = self.servers.get(name)
             self.say(f"=== {name}: {error!r}")
+            self.results["failed"].setdefault(name, []).append(repr(error)[:300])
             traceback.print_exc(limit=-3)
             if server is not None:
                 print(server.tail(70), flush=True)
             return None
 
-    # -- checks ----------------------------------------------------------------------------------------------------
-
-    def prepare(self, name: str) -> None:
-        """Wait for a server and take its texts: alone or ragged four at a time, cold, then with warm prefixes."""
-        server, way = self.servers[name], WAYS[name]
-        if not self.wait(server):
-            return
-        server.generate(self.prompts[0], timeout=100)
-        server.flush()
-        cold, cold_s = server.answer_all(self.prompts, 1 if way.alone else 4)
-        row = self.results["ways"].setdefault(name, {"ready_s": server.ready_s})
-        row["cold"] = figures(cold, cold_s)
-        row["cuda_graph"] = b"cuda graph: True" in server.log.read_bytes() if server.log else None
-        self.texts[name] = cold
-        self.say(f"{name}: {json.dumps(row)}")
-
-    def compare(self, name: str) -> None:
-        way = WAYS[name]
-        if not way.against or name not in self.texts or way.against not in self.texts:
-            return
-        plain = way.against if way.against.startswith("ar") else "ar"
-        places, parted = partings(self.servers[plain], self.prompts, self.texts[name], self.texts[way.against])
-        exact = way.against == "ar-exact"
-        row = verdict(places, parted, EXACT_MOST if exact else MOST_STEPS * STEP)
-        self.results["ways"][name]["texts"] = {"against": way.against, "first_differences": places, **row}
-        shown = {key: row[key] for key in ("equal", "near_ties", "faults", "largest_gap", "gaps_in_steps")}
-        self.say(f"{name} against {way.against}: {json.dumps(shown)}")
-
-    def draws(self, prompt: list[int]) -> None:
-        plain, tree = self.servers["ar-exact"], self.servers["tree32-exact"]
-        laws = {name: joint_law(plain, prompt, case, self.args.draws, 3) for name, case in CASES.items()}
-        with ThreadPoolExecutor(2) as pool:
-            told = list(pool.map(lambda s: check_draws(s, laws, prompt, self.args.draws), (plain, tree)))
-        for server, found in zip((plain, tree), told, strict=True):
-            self.results["ways"][server.name]["draws"] = found
-            self.say(f"{server.name} draws: {json.dumps(found)}")
-
-    def check(self) -> None:
-        """All that is not speed, side by side."""
-        if "ar" in self.texts:
-            answers = self.texts["ar"]
-            self.results["checks"]["ends_in_texts"] = sum(len(a.token_ids) < 256 for a in answers)
-        work: list[tuple[str, Any]] = [(name, lambda n=name: self.compare(n)) for name in self.args.only]
-        if {"ar-exact", "tree32-exact"} <= set(self.texts):
-            work.append(("tree32-exact", lambda: self.draws(self.prompts[1])))
-        for name, check in (("tree32", check_prefix), ("small-pool", check_small_pool)):
-            if name in self.texts:
-                work.append((name, lambda n=name, c=check: self.note(c.__name__, c(self.servers[n], self.prompts))))
+    def side_by_side(self, jobs: list[tuple[str, Callable[[], Any]]]) -> None:
         with ThreadPoolExecutor(24) as pool:
-            list(pool.map(lambda job: self.guarded(*job), work))
-        if "tree32" in self.texts:
-            self.guarded("tree32", lambda: self.note("check_abort", check_abort(self.servers["tree32"], self.prompts)))
-            told = json.loads(self.servers["tree32"].get("/server_info"))
-            self.results["checks"]["server_info"] = {k: v for k, v in told.items() if "ddtree" in k.lower()} | {
-                key: told.get(key) for key in ("speculative_algorithm", "speculative_num_draft_tokens", "version")
-            }
-            lines = self.servers["tree32"].get("/metrics").decode().splitlines()
-            spec = [
-                line.split("{")[0] + " " + line.rsplit(" ", 1)[1] for line in lines if line.startswith("sglang:spec")
-            ]
-            self.results["checks"]["metrics"] = spec
-            self.say(self.results["checks"]["server_info"], spec)
+            list(pool.map(lambda job: self.guarded(*job), jobs))
+
+    # -- pieces ----------------------------------------------------------------------------------------------------
+
+    def piece(self, name: str) -> None:
+        """Run one piece, for its own time at most: one that fails or hangs leaves the rest their time."""
+        work, seconds = PIECES[name]
+        seconds = min(seconds, self.left() - 2)
+        if seconds < 5:
+            self.results["pieces"][name] = {"state": "no time left"}
+            return
+        begun = time.time()
+        self.deadlines[name] = begun + seconds
+        row = self.results["pieces"][name] = {"state": "out of time"}
+
+        def attempt() -> None:
+            try:
+                work(self)
+                row["state"] = "stopped early" if self.is_late(name) else "done"
+            except Exception as error:
+                row["state"] = f"failed: {error!r}"[:300]
+                traceback.print_exc(limit=-3)
+
+        thread = threading.Thread(target=attempt, name=name, daemon=True)
+        thread.start()
+        thread.join(seconds + 2)
+        row["seconds"] = str(round(time.time() - begun, 1))
+        self.say(f"{name}: {row}")
+        self.write()
+
+    def is_late(self, piece: str) -> bool:
+        return time.time() > self.deadlines[piece]
+
+    def needs(self, *names: str) -> list[Server]:
+        """Servers that a piece cannot do without."""
+        if missing := [name for name in names if name not in self.ready]:
+            raise LookupError(f"{', '.join(missing)} is not ready")
+        return [self.servers[name] for name in names]
+
+    def must(self, name: str, holds: bool, what: str) -> None:
+        """Note a finding that should not be as a failure of that server, so that the run does not end well."""
+        if not holds:
+            self.say(f"=== {name}: {what}")
+            self.results["failed"].setdefault(name, []).append(what)
+
+    def way(self, name: str) -> dict[str, Any]:
+        row: dict[str, Any] = self.results["ways"].setdefault(name, {"ready_s": self.servers[name].ready_s})
+        return row
 
     def note(self, name: str, found: Any) -> None:
         self.results["checks"][name] = found
         self.say(f"{name}: {json.dumps(found)}")
-
-    # -- speeds ----------------------------------------------------------------------------------------------------
-
-    def speeds(self, names: list[str], repeats: int) -> None:
-        """In turn, so that a slow minute of the machine meets all of them."""
-        for _ in range(repeats):
-            for concurrency in CONCURRENCIES:
-                batch = {1: self.prompts[::2], 4: self.prompts, 16: self.prompts * 2}[concurrency]
-                for name in names:
-                    if self.left() < 4:
-                        return
-                    taken = self.guarded(name, lambda n=name, b=batch, c=concurrency: self.take(n, b, c))
-                    if taken:
-                        rows = self.results["speeds"].setdefault(name, {})
-                        rows.setdefault(f"c{concurrency}", []).append(taken)
-
-    def take(self, name: str, batch: list[list[int]], concurrency: int) -> dict[str, float]:
-        return figures(*self.servers[name].answer_all(batch, concurrency))
 
     def table(self) -> None:
         self.say("median of the repeats: tok/s of a request at c=1, of all together at c=4 and 16; tau")
@@ -194,14 +177,21 @@ class Benchmark:
                     )
             print(f"  {name:14}" + "  ".join(cells), flush=True)
 
-    def end(self) -> None:
+    def write(self) -> None:
+        """What is known so far, in one step, so that nothing half-written stays."""
         with self.ending:
-            for server in self.servers.values():
-                server.stop()
-            (self.args.out / "results.json").write_text(json.dumps(self.results, indent=1))
+            part = self.args.out / "results.json.part"
+            part.write_text(json.dumps(self.results, indent=1))
+            part.replace(self.args.out / "results.json")
+
+    def end(self) -> None:
+        for server in list(self.servers.values()):
+            server.stop()
+        self.write()
+        if hasattr(self, "logs"):
             with tarfile.open(self.args.out / "logs.tar.gz", "w:gz") as archive:
                 archive.add(self.logs, "logs")
-            self.say("all ended")
+        self.say("all ended")
 
     def out_of_time(self) -> None:
         self.say("out of time")
@@ -216,12 +206,13 @@ def main() -> None:
     parser.add_argument("--site", type=Path, default=Path("site"), help="where the kit is unpacked to")
     parser.add_argument("--overlay", type=Path, help="wheel of another SGLang, put over the kit's")
     parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS), help="servers to start")
+    parser.add_argument("--pieces", nargs="*", default=list(PIECES), choices=list(PIECES), help="what to do with them")
     parser.add_argument("--count", type=int, default=20, help="prompts, half of them maths, half code")
     parser.add_argument("--draws", type=int, default=480, help="draws a case at temperature above 0")
+    parser.add_argument("--soak", type=int, default=3000, help="requests of the soak")
     parser.add_argument("--repeats", type=int, default=3, help="speeds at most so often")
     parser.add_argument("--seconds", type=float, default=330, help="after that all is ended")
-    parser.add_argument("--start-seconds", type=float, default=170, help="to wait for servers at most")
-    parser.add_argument("--auto", action="store_true", help="at the end, a server whose budget is auto")
+    parser.add_argument("--start-seconds", type=float, default=120, help="to wait for servers at most")
     args = parser.parse_args()
     args.target, args.drafter = args.target.resolve(), args.drafter.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -232,29 +223,20 @@ def main() -> None:
     try:
         run.start()
         run.prompts = read_prompts(args, run.env)
-        with ThreadPoolExecutor(32) as pool:
-            waiting: list[Future[Any]] = [
-                pool.submit(run.guarded, name, lambda n=name: run.prepare(n)) for name in args.only
-            ]
-            for job in waiting:
-                job.result()
-        run.check()
-        timed = [name for name in IN_TURN if name in run.texts]
-        for name, server in run.servers.items():
-            if name not in timed:
-                server.stop()
-        run.speeds(timed, 1)
-        if args.auto and run.left() > 50:
-            from auto_server import start_auto
-
-            run.guarded("auto", lambda: start_auto(run, timed))
-        run.speeds([*timed, *(["auto"] if run.results["budgets"].get("auto_ready") else [])], args.repeats - 1)
+        run.side_by_side([(name, lambda n=name: run.greet(n)) for name in args.only])
+        for name in args.pieces:
+            run.piece(name)
         run.table()
     except Exception:
         traceback.print_exc()
     finally:
         guard.cancel()
         run.end()
+    unfinished = [name for name in args.pieces if run.results["pieces"].get(name, {}).get("state") != "done"]
+    sys.stdout.flush()
+    os._exit(
+        1 if unfinished or run.results["failed"] or run.results["not_started"] else 0
+    )  # not held up by the threads of a piece that hangs
 
 
 def read_prompts(args: argparse.Namespace, env: dict[str, str]) -> list[list[int]]:

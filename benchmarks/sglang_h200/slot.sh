@@ -1,15 +1,19 @@
 #!/bin/sh
-# One stay on a GPU machine: SGLang 0.5.16 in full, then 0.5.17 in what time is left.
-#   slot.sh STAGE OUT [SECONDS]      STAGE holds kit/, target/ and prompts/
-stage=$1 out=$2 seconds=${3:-228} begun=$(date +%s)
-run() { python3 benchmarks/sglang_h200/run.py --kit "$stage/kit" --target "$stage/target" --drafter src/ddtree/demo/drafter \
-    --prompts "$stage/prompts" --site "$stage/site" "$@" 2>&1; }
-run --out "$out" --seconds $((seconds - 55)) --auto --only ar dflash chain tree32 tree64 tree16 ar-exact tree32-exact \
-    ar-triton triton16-page64 ar-flashinfer flashinfer16 fa3-page64 sync16 small-pool
-wheel=$(ls "$stage"/kit/sglang-0.5.17-*.whl 2>/dev/null)
-left=$((seconds - $(date +%s) + begun - 6))
-if [ -n "$wheel" ] && [ "$left" -ge 40 ]; then
-    run --out "$out/v0517" --overlay "$wheel" --seconds "$left" --repeats 1 --only ar dflash chain tree32
-else
-    echo "0.5.17 left out: wheel '$wheel', $left s left"
-fi
+# One piece of work on a GPU machine, to be called once for each, so that none waits for another:
+#   slot.sh speeds|texts|draws|pool|auto|soak|flashinfer|v0517 STAGE OUT [SECONDS]      STAGE holds kit/, target/ and prompts/
+what=$1 stage=$2 out=$3
+run() { seconds=$1; shift; python3 benchmarks/sglang_h200/run.py --kit "$stage/kit" --target "$stage/target" \
+    --drafter src/ddtree/demo/drafter --prompts "$stage/prompts" --out "$out/$what" --seconds "$seconds" "$@" 2>&1; }
+case $what in
+speeds) run "${4:-240}" --site "$stage/site" --pieces speeds info --only ar dflash tree32 tree64 tree16 tree8 tree32-split ;;
+texts) run "${4:-200}" --site "$stage/site" --pieces texts prefix --only ar dflash chain off tree16 tree32 tree64 ar-triton \
+    triton16 triton16-page64 fa3-page64 eager16 sync16 window ar-exact tree32-exact ;;
+draws) run "${4:-240}" --site "$stage/site" --pieces draws --only ar-exact tree32-exact ;;
+pool) run "${4:-200}" --site "$stage/site" --pieces retraction texts abort --only ar tree32 small-pool retract16 ;;
+auto) run "${4:-300}" --site "$stage/site" --pieces speeds auto --repeats 1 --only ar dflash tree16 tree32 tree64 ;;
+soak) run "${4:-300}" --site "$stage/site" --pieces soak --only tree32 ;;
+flashinfer) run "${4:-200}" --site "$stage/site" --pieces texts --only ar-flashinfer flashinfer16 ;; # wants CUTLASS headers
+v0517) run "${4:-300}" --site "$stage/site-v0517" --overlay "$(ls "$stage"/kit/sglang-0.5.17-*.whl)" --start-seconds 200 \
+    --pieces speeds texts info --repeats 1 --only ar dflash chain tree32 ;;
+*) sed -n 2,3p "$0"; exit 2 ;;
+esac

@@ -58,7 +58,9 @@ WAYS: dict[str, Way] = {
     "eager16": Way(tree(16) + " --disable-cuda-graph"),
     "sync16": Way(tree(16) + " --disable-overlap-schedule"),
     "window": Way(tree(16) + " --speculative-draft-window-size 128"),
-    "small-pool": Way(tree(16).replace("SPEC", "--max-total-tokens 3072 SPEC")),
+    # Counts on few tokens of those who run already, so it admits all and must retract some.
+    "small-pool": Way(tree(16).replace("SPEC", "--max-total-tokens 3072 --schedule-conservativeness 0.05 SPEC")),
+    "retract16": Way(tree(16), environment={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}),
     "ar-exact": Way("--attention-backend triton --dtype float32", "", environment=EXACT),
     "tree32-exact": Way(tree(32, "triton") + " --dtype float32", "ar-exact", environment=EXACT),
 }  # fmt: skip

@@ -57,6 +57,7 @@ EVERYTHING: dict[EngineKind, list[dict[str, Any]]] = {
                     "max_running_requests": 3,
                     "context_length": 512,
                     "threads": 2,
+                    "exact": True,
                     "extra_args": ["--max-queue", "3"],
                 },
                 "service.address": "0.0.0.0",

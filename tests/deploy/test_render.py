@@ -128,13 +128,24 @@ def test_a_key_is_in_one_file_only(
 def test_odd_secrets_are_written_so_that_they_are_read_back(
     form: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    key = "".join(character for character in ODD if character.isascii() and character != " ")
     monkeypatch.setenv("ODD", ODD)
-    file = SecretFile("f", form, {"A_KEY": Secret(env="ODD")}, "A_KEY")
-    assert file.key_in(file.content()) == ODD
+    monkeypatch.setenv("ODD_KEY", key)
+    file = SecretFile("f", form, {"A_KEY": Secret(env="ODD_KEY")}, "A_KEY")
+    assert file.key_in(file.content()) == key
     if form == "shell_environment":
+        file = SecretFile("f", form, {"A_KEY": Secret(env="ODD")})
         (tmp_path / "f").write_bytes(file.content())
         script = f'. {shlex.quote(str(tmp_path / "f"))}; printf %s "$A_KEY"'
         assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == ODD
+
+
+@pytest.mark.parametrize("key", ["with blank", "schl\u00fcssel", "#remark"])
+def test_keys_that_no_client_can_show_are_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K", key)
+    with pytest.raises(UserError, match="no key that clients can show") as caught:
+        SecretFile("f", "keys", {"api_key": Secret(env="K")}, "api_key").content()
+    assert key not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_killed_run_is_continued(listed, web, tmp_path):
         Fetch(read_list(Path({str(listed)!r})), Path({str(folder)!r}), via="plain").run()
     """
     victim = subprocess.Popen([sys.executable, "-c", code])
-    part = folder / STAGING / "big.bin.part"
+    part = folder / STAGING / "files" / "big.bin.part"
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size > 1_000_000):
         assert victim.poll() is None and time.monotonic() < deadline
@@ -184,6 +184,9 @@ def test_no_room_is_told_before_anything_comes(listed, tmp_path, web, monkeypatc
         (f"http://x/ {'0' * 64}", "cannot be in a folder"),
         (f"http://x/a {'0' * 64} a b", "4 words"),
         (f"http://x/a {'0' * 64}\nhttp://y/a {'1' * 64}", "names a twice"),
+        (f"http://x/a {'0' * 64}\nhttp://y/b {'1' * 64} a/b", "names a as a file and as a folder"),
+        (f"http://x/a {'0' * 64} {'n' * 300}", "cannot be in a folder"),
+        (f"http://x/a {'0' * 64} ddtree-fetch.lock.json.unfinished", "cannot be in a folder"),
         ("# nothing", "names no file"),
     ],
 )
@@ -193,6 +196,27 @@ def test_a_list_that_cannot_be_taken(tmp_path, line, told):
     with pytest.raises(UserError, match=told) as raised:
         read_list(file)
     assert "secret" not in str(raised.value) and raised.value.remedy
+
+
+def test_files_named_as_our_own(web, tmp_path):
+    """A file of the source must not become the journal or the lock of the fetch."""
+    names = {"lock": b"1", "verified.json": b'{"x": 1}', "verified.unfinished": b"3"}
+    lines = []
+    for name, content in names.items():
+        web.files["/" + name] = content
+        lines.append(f"{web.address}/{name} {sha256(content)}")
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    Fetch(read_list(tmp_path / "list.txt"), tmp_path / "model", via="plain").run()
+    assert {name: (tmp_path / "model" / name).read_bytes() for name in names} == names
+
+
+def test_a_lock_that_leads_out_is_refused(tmp_path):
+    file = {"path": "../outside", "size_bytes": 0, "sha256": "0" * 64, "url": "http://x/a"}
+    source = {"kind": "urls", "name": "x"}
+    lock = {"format": 1, "tool": "x", "fetched_unix_s": 0, "source": source, "files": [file]}
+    (tmp_path / LOCK_NAME).write_text(json.dumps(lock))
+    with pytest.raises(UserError, match=r"is damaged.*cannot be in a folder"):
+        check_folder(tmp_path)
 
 
 def test_check_names_every_difference(listed, tmp_path):

@@ -17,6 +17,8 @@ import pytest
 
 from ddtree.deploy import load_deployment
 from ddtree.deploy.apply import apply, stop
+from kit.engine_package import make_wheel
+from kit.planted import PLANTED
 from tiny_models import ALPHABET, SPECIAL_TOKENS, make_drafter, make_target
 
 VOCAB = len(SPECIAL_TOKENS) + len(ALPHABET)
@@ -108,7 +110,9 @@ api_key = {{ file = "key" }}
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_STATE_HOME", str(folder / "state"))
     patch.setenv("DDTREE_CACHE", str(folder / "cache"))
-    patch.setenv("KIT_TEST_TOKEN", "hf_" + "notARealTokenButOfItsShape")
+    patch.setenv("KIT_TEST_TOKEN", "only-its-name-tells")
+    for number, secret in enumerate(PLANTED.values()):
+        patch.setenv(f"PLANTED_{number}", secret)  # the process inherits it
     deployment = load_deployment(here.file)
     try:
         apply(deployment)
@@ -128,6 +132,8 @@ api_key = {{ file = "key" }}
 def sealed(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kit of the live service; not to be changed."""
     kit = tmp_path_factory.mktemp("sealed") / "tiny-kit"
+    with (live.folder / "state/ddtree/tiny-pair/service.log").open("a") as log:
+        log.writelines(f"INFO asked with {secret}, which was refused\n" for secret in PLANTED.values())
     ddtree("kit", "create", live.file, "--out", kit, "--results", live.results, "--extra", live.prompts, *QUICK)
     return kit
 
@@ -144,3 +150,19 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from kit.small_kit import make_small_kit
 
     return make_small_kit(tmp_path_factory.mktemp("small") / "small-kit")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine as it was released."""
+    return make_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with it; not to be changed."""
+    venv = tmp_path_factory.mktemp("fresh") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    words = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", str(wheel)]
+    subprocess.run([str(venv / "bin" / "python"), *words], check=True)
+    return venv

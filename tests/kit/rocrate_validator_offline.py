@@ -14,6 +14,7 @@ import urllib.request
 import rdflib._networking
 import rdflib.parser
 import requests
+import urllib3
 
 with open(sys.argv[1], "rb") as file:
     CONTEXT = file.read()
@@ -52,10 +53,11 @@ def urlopen(request, *_, **__):
 def send(self, request, **_):
     if not is_context(request.url):
         raise requests.ConnectionError(f"{request.url} is not asked in a test")
-    answer = requests.Response()
-    answer.status_code, answer.url, answer._content = 200, request.url, CONTEXT
-    answer.headers["Content-Type"], answer.request = "application/ld+json", request
-    return answer
+    headers = {"Content-Type": "application/ld+json"}
+    raw = urllib3.HTTPResponse(
+        io.BytesIO(CONTEXT), headers, 200, preload_content=False, request_url=request.url, reason="OK"
+    )
+    return self.build_response(request, raw)
 
 
 urllib.request.urlopen = urlopen
@@ -63,7 +65,7 @@ for module in (rdflib._networking, rdflib.parser):
     for name in ("urlopen", "_urlopen"):
         if hasattr(module, name):
             setattr(module, name, urlopen)
-requests.Session.send = send
+requests.adapters.HTTPAdapter.send = send
 
 from rocrate_validator.cli import cli  # noqa: E402
 

@@ -62,7 +62,6 @@ def issues(validator: Path, crate: Path, out: Path) -> list[str]:
     told = json.loads(out.read_text())
     found = [f"{each['check']['identifier']}: {each['message']}" for each in told["issues"]]
     assert told["passed"] == (not found)
-    assert told["statistics"]["total_checks"] > 30 if "total_checks" in told["statistics"] else True
     return found
 
 

@@ -21,6 +21,7 @@ from ddtree.kit.record import EnvironmentRecord, ExperimentRecord, FetchList, Ki
 from ddtree.kit.restore import RestoreOptions, plan_restore, restored_deployment
 
 from .conftest import KEY, QUICK, Live, ddtree, free_port
+from .planted import PLANTED
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -67,10 +68,11 @@ def test_what_is_in_it(sealed: Path, live: Live) -> None:
 
 
 def test_the_key_and_planted_tokens_are_nowhere_in_it(sealed: Path) -> None:
-    """The service's key, and a token in the environment that its process has inherited."""
-    token = os.environ["KIT_TEST_TOKEN"]
-    for name, content in contents(sealed).items():
-        assert KEY.encode() not in content and token.encode() not in content, name
+    """The service's key, a variable whose name tells, and two dozen kinds in variables and in the log."""
+    for secret in (KEY, os.environ["KIT_TEST_TOKEN"], *PLANTED.values()):
+        for name, content in contents(sealed).items():
+            assert secret.encode() not in content and json.dumps(secret)[1:-1].encode() not in content, name
+    assert (sealed / "data/logs/service.log").read_text().count("which was refused") == len(PLANTED)
     process = read_record(ProcessRecord, sealed / "data/process.json")
     assert process.environment["KIT_TEST_TOKEN"] == "***masked***"
     kit = read_record(KitRecord, sealed / "data/kit.json")
@@ -154,8 +156,16 @@ def test_a_failing_service_is_sealed_only_on_purpose(live: Live, tmp_path: Path)
     done = ddtree(*words, check=False)
     assert done.returncode == 2 and "not sealed: tiny-pair is not what it declares" in done.stderr
     assert not list(tmp_path.iterdir())
-    told = ddtree(*words, "--even-if-failing")
+    launch = live.folder / "state/ddtree/tiny-pair/launch.sh"
+    before = launch.read_text()
+    launch.write_text(before + "".join(f"# by hand: {secret}\n" for secret in PLANTED.values()))
+    try:
+        told = ddtree(*words, "--even-if-failing")
+    finally:
+        launch.write_text(before)
     assert "verdict violated" in told.stdout
+    installed = (tmp_path / "k/data/services/launch.sh.installed").read_text()
+    assert installed.count("# by hand: ") == len(PLANTED) and not [s for s in PLANTED.values() if s in installed]
     record = read_record(KitRecord, tmp_path / "k/data/kit.json")
     assert record.even_if_failing and record.places[0].verdict == "violated"
     assert "was sealed although" in (tmp_path / "k/data/README.md").read_text()

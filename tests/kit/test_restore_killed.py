@@ -25,7 +25,7 @@ from ddtree.kit.record import FetchList, KitRecord, PatchRecord, Place, WeightFi
 from ddtree.kit.restore import RestoreOptions, plan_restore, restore, restored_deployment
 
 from .conftest import free_port
-from .test_patched_engine import edit, engine_files, fresh, site, wheel  # noqa: F401 - fixtures
+from .engine_package import edit, engine_files, python, site
 
 TRIES = 12
 ENGINE = Path(__file__).parents[1] / "deploy" / "stand_in_engine.py"
@@ -49,7 +49,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def place(tmp_path: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
+def place(tmp_path: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kit with weights, patches and a service that starts at once; and a host without any of it but the engine."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     venv = tmp_path / "venv"
@@ -88,8 +88,6 @@ def place(tmp_path: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def capture(edited: Path, draft: Path) -> PatchRecord:
     from ddtree.kit.mask import Masker
     from ddtree.kit.patches import capture_patches
-
-    from .test_patched_engine import python
 
     return capture_patches(python(edited), "sglang", draft, Masker(), "", may_download=False)
 

@@ -143,6 +143,7 @@ def test_schemas_that_cannot_be_kept_are_refused(http, server, schema):
         {"type": "array", "minItems": 100_000_000},
         {"type": "string", "pattern": "(a{1,1000}){1,1000}b"},
         {"allOf": [{"pattern": f"(a|b)*a(a|b){{{n}}}", "type": "string"} for n in range(10, 30)]},
+        {"type": "integer", "allOf": [{"multipleOf": 97}, {"multipleOf": 89}, {"multipleOf": 83}]},
         {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},
         {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}},
     ],
@@ -155,6 +156,15 @@ def test_schemas_that_are_bombs_go_off_quietly(http, server, schema):
     assert answer.status_code in (200, 400), answer.text
     assert time.monotonic() - began < 15 and len(answer.content) < 2000
     assert server.is_empty()
+
+
+def test_a_schema_whose_lexer_never_ends_is_refused_by_the_probe(http):
+    """The server's own compiler would keep a thread busy for ever with this one."""
+    schema = {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}
+    asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answer = http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 4, "response_format": asked})
+    assert answer.status_code == 400
+    assert "more than 5 s to compile" in answer.json()["error"]["message"]
 
 
 def test_masks_follow_each_path(compiler, tiny_engine):

@@ -12,6 +12,7 @@ import pytest
 
 from ddtree.demo import drafter_folder
 from ddtree.sglang.refusals import why_backend_refused
+from ddtree.verify.engines.sglang import SglangAdapter
 from sglang_sources import sglang_source, support_packages
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +131,19 @@ def test_arguments_resolve(told, case):
     assert "error" not in got, got
     for name, want in SHAPES[case][1].items():
         assert (json.loads(got[name]) if name == "resolved" else got[name]) == want, name
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    [("budget 16", (16, 16)), ("default budget, cap 4", (32, 4)), ("a chain is DFLASH's shape", (15, 1)),
+     ("budget 0 is plain decoding", (None, None))],
+)  # fmt: skip
+def test_verify_reads_budget_and_cap_from_server_info(told, case, shape):
+    state = told["answers"][list(SHAPES).index(case)]["internal_state"]
+    adapter = SglangAdapter.__new__(SglangAdapter)  # without a connection: the page is given
+    adapter._info = lambda: {"version": "0.5.16", "internal_states": [state]}
+    settings = adapter.effective().settings
+    assert (settings.get("budget"), settings.get("top_k_cap")) == shape
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +15,8 @@ from ddtree.verify.effective import Counters
 from ddtree.verify.engines import NotOffered, detect
 from ddtree.verify.exposition import Exposition
 from ddtree.verify.http_client import CheckFailed, Garbled, HttpClient, KeyRefused
+from ddtree.verify.probes.settings import same
+from ddtree.verify.session import lines_since
 
 MODELS = {"object": "list", "data": [{"id": "m", "root": "/models/m", "max_model_len": 4096, "parent": None}]}
 SGLANG_ARGS = {
@@ -233,6 +236,8 @@ def test_a_key_that_is_refused():
         {"choices": [{"text": "x"}], "usage": {}},
         {"choices": [{"text": "x"}], "usage": {"prompt_tokens": "x", "completion_tokens": 1}},
         {"choices": "x", "usage": {}},
+        {"choices": [{"text": "x"}], "usage": {"prompt_tokens": float("inf"), "completion_tokens": 1}},
+        {"choices": ["x"], "usage": {"prompt_tokens": 1, "completion_tokens": 1}},
         [],
     ],
 )
@@ -240,6 +245,34 @@ def test_answers_that_are_none(answer):
     answers = {"/v1/completions": lambda asked: (200, answer)}
     with engine(vllm_pages(), answers) as adapter, pytest.raises(CheckFailed):
         adapter.answer(Order("x", 3))
+
+
+def test_pages_too_deep_to_read():
+    with serving(lambda method, path, body, headers: (200, b"[" * 100_000)) as url:
+        http = HttpClient(url)
+        with pytest.raises(CheckFailed, match="did not answer with JSON"):
+            http.get_json("/x", 5)
+        http.close()
+
+
+def test_an_error_that_drips():
+    began = time.monotonic()
+    with (
+        serving(lambda method, path, body, headers: (500, b"x" * 1000), drip_s=0.05) as url,
+        pytest.raises(CheckFailed, match="answered 500"),
+    ):
+        HttpClient(url).get_json("/x", 0.5)
+    assert time.monotonic() - began < 5
+
+
+def test_a_hub_name_stands_for_its_snapshot_alone():
+    assert same("model", "a/b", "/hub/models--a--b/snapshots/0")
+    assert not same("model", "a/b", "/hub/models--a--b-other/snapshots/0")
+
+
+def test_only_what_a_log_grew_by_is_evidence():
+    assert lines_since("", "a\n") == "a\n" and lines_since("a\n", "a\nb\n") == "b\n"
+    assert lines_since("a\n", "a\n") == "" and lines_since("of another file\n", "b\n") == ""
 
 
 def test_expositions():

@@ -32,7 +32,9 @@ def replaying(kept):
 
 @pytest.mark.skipif(not PAGES, reason="no recorded pages are in tests/verify/pages")
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.stem)
-def test_the_verdict_is_the_same(file):
+def test_the_verdict_is_the_same(file, monkeypatch):
+    # A recording cannot follow what is drawn anew; that this is found is tested with the other proxies.
+    monkeypatch.setattr("ddtree.verify.probes.answers.most_tokens", lambda: 24)
     kept = json.loads(file.read_text(encoding="utf-8"))
     with serving(replaying(kept)) as url:
         verdict = Verification(url, Expectation(**kept["expectation"]), Options(**kept["options"])).run()
@@ -40,3 +42,14 @@ def test_the_verdict_is_the_same(file):
     assert verdict.status.value == kept["verdict"], verdict.to_json()
     found = {f"{each.probe}: {each.claim}" for each in verdict.findings if each.status.value == "violated"}
     assert found == set(kept["violated"])
+
+
+def test_a_recording_played_again_is_found(monkeypatch):
+    """It follows neither the questions nor the lengths that are drawn anew; here each is drawn shorter than then."""
+    kept = json.loads(next(file for file in PAGES if file.stem == "native_right").read_text(encoding="utf-8"))
+    monkeypatch.setattr("ddtree.verify.probes.answers.most_tokens", lambda: 8)
+    with serving(replaying(kept)) as url:
+        verdict = Verification(url, Expectation(**kept["expectation"]), Options(**kept["options"])).run()
+    told = {each.claim: each.status.value for each in verdict.findings if each.probe == "answers"}
+    assert told["usage counts this prompt and this answer"] == "violated"
+    assert told["answers follow from their questions"] == "unknown"

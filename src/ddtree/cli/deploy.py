@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from ddtree.cli.deploy_report import (
@@ -194,7 +195,14 @@ def history_command(file: File, as_json: AsJson = False) -> None:
     table = Table("", "when (UTC)", "state", "ready after", "by", "note", box=None, pad_edge=False)
     for one in releases:
         waited = "" if one.ready_s is None else f"{one.ready_s:.1f} s"
-        table.add_row(str(one.number), one.begun[:19].replace("T", " "), state_in_words(one), waited, one.by, one.note)
+        table.add_row(
+            str(one.number),
+            one.begun[:19].replace("T", " "),
+            state_in_words(one),
+            waited,
+            escape(one.by),
+            escape(one.note),
+        )
     result_console().print(table)
 
 

@@ -19,7 +19,8 @@ from ddtree.extras import require_extra
 if TYPE_CHECKING:
     from ddtree.kit.check import CheckResult
     from ddtree.kit.record import KitRecord
-    from ddtree.kit.restore import Restored, Step
+    from ddtree.kit.restore import Restored
+    from ddtree.kit.step import Step
 
 EXIT_NOT_SO = 1
 

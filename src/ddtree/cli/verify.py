@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from ddtree.cli.output import ProgressLine, note, print_json, result_console
 from ddtree.cli.verify_target import Declared, read_key, resolve
 from ddtree.errors import UserError
 from ddtree.verify import Options, Verdict, Verification
+from ddtree.verify.finding import unknown
 from ddtree.verify.log_tail import tail_of_file, tail_of_unit
 from ddtree.verify.report import summary, table
 from ddtree.verify.timer import render_timer
@@ -98,21 +100,31 @@ def verify(
     )
 
     def once(is_first: bool) -> Verdict:
-        with ProgressLine() as progress:
+        with ProgressLine() as progress, found.tunnel() if found.tunnel else nullcontext(found.url) as at:
             return Verification(
-                found.url,
+                at,
                 found.expectation,
                 options,
                 key=key,
                 is_strict=strict,
                 new_baseline=new_baseline and is_first,
+                name=found.url if found.tunnel else None,
                 tell=progress,
             ).run()
 
+    def attempt(is_first: bool) -> Verdict:
+        from ddtree.deploy.host import HostError
+
+        try:
+            return once(is_first)
+        except HostError as error:
+            reach = unknown("reach", "the server can be asked", error.cause, remedy=error.remedy)
+            return Verdict(found.url, None, (reach,), 0.0, strict)
+
     if watch is not None:
-        _watch(once, watch, as_json, metrics_address, metrics_port, textfile)
+        _watch(attempt, watch, as_json, metrics_address, metrics_port, textfile)
         return
-    verdict = once(True)
+    verdict = attempt(True)
     _print(verdict, as_json, verbose)
     if textfile is not None:
         _gauges_file(verdict, textfile)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +16,9 @@ from ddtree.cli.options import Mode as DecodeMode
 from ddtree.cli.options import parse_budget
 from ddtree.errors import UserError
 from ddtree.verify import Expectation, checked_url, from_deployment
+
+if TYPE_CHECKING:
+    from ddtree.deploy.sections import Host
 
 
 class Speculation(StrEnum):
@@ -68,13 +73,16 @@ class Declared:
 @dataclass(frozen=True)
 class Target:
     """Attributes:
+    url: where the server answers, as people know it.
     unit: systemd unit of the service, where its journal may be read here.
+    tunnel: opens a way to a server that only its own machine reaches, and gives this end's address.
     """
 
     url: str
     expectation: Expectation
     key: str | None = None
     unit: str | None = None
+    tunnel: Callable[[], AbstractContextManager[str]] | None = None
 
 
 def resolve(target: str, url: str | None, declared: Declared) -> Target:
@@ -139,13 +147,20 @@ def _from_file(file: Path, url: str | None, declared: Declared) -> Target:
     if given := [name for name, value in vars(declared).items() if value is not None]:
         flag = "--" + given[0].replace("_", "-")
         raise UserError(f"{flag} beside a deployment file, which declares that itself", f"leave {flag} out")
+    from ddtree.deploy.combinations import is_loopback
     from ddtree.deploy.deployment import load_deployment
+    from ddtree.deploy.host import in_url
+    from ddtree.deploy.secret_file import fetch_secret
 
     deployment = load_deployment(file)
-    service, host = deployment.service, deployment.host
+    service, host, secret = deployment.service, deployment.host, deployment.secrets.api_key
+    key = fetch_secret(secret, "api_key") if secret is not None else None
+    if url is None and host.kind == "ssh" and is_loopback(service.address):
+        told = f"http://{in_url(service.address)}:{service.port} on {host.address}"
+        tunnel = partial(_tunnel, host, service.address, service.port)
+        return Target(told, from_deployment(deployment, str(file)), key, tunnel=tunnel)
     if url is None:
         url = f"http://{_reachable(service.address, host.address if host.kind == 'ssh' else None)}:{service.port}"
-    key = _secret(deployment.secrets.api_key) if deployment.secrets.api_key is not None else None
     is_unit = host.kind == "local" and service.supervisor == "systemd" and service.log in (None, "journal")
     unit = f"{service.name}.service" if is_unit else None
     return Target(checked_url(url), from_deployment(deployment, str(file)), key, unit)
@@ -154,15 +169,23 @@ def _from_file(file: Path, url: str | None, declared: Declared) -> Target:
 def _reachable(address: str, host: str | None) -> str:
     """Where a service that listens on ``address`` answers from here."""
     if host is not None:
-        if address in ("127.0.0.1", "localhost", "::1"):
-            raise UserError(
-                f"the service listens on {address} of {host}, which is another machine",
-                "run verify on that machine, or forward its port and give --url",
-            )
         address = host if address in ("0.0.0.0", "::") else address
     elif address in ("0.0.0.0", "::"):
         address = "127.0.0.1" if address == "0.0.0.0" else "::1"
     return f"[{address}]" if ":" in address else address
+
+
+@contextmanager
+def _tunnel(section: Host, address: str, port: int) -> Iterator[str]:
+    """Raises HostError where the machine is not reached."""
+    from ddtree.deploy.ssh_host import SshHost
+
+    host = SshHost(section, "none")
+    try:
+        with host.reach(address, port) as url:
+            yield url
+    finally:
+        host.close()
 
 
 def read_key(file: Path) -> str:
@@ -180,12 +203,3 @@ def read_key(file: Path) -> str:
     if not keys or not keys[0].isascii() or not keys[0].isprintable():
         raise UserError(f"the key file {file} holds no key", "write the key on a line of its own")
     return keys[0]
-
-
-def _secret(secret: Any) -> str:
-    if secret.file is not None:
-        return read_key(Path(secret.file))
-    value = os.environ.get(secret.env, "")
-    if not value:
-        raise UserError(f"the environment variable {secret.env} with the key is not set", "set it, as for deploy")
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING
 
 from ddtree.deploy.flags import is_own_speculation, key_of
@@ -15,6 +16,7 @@ TREE_BACKENDS = ("triton", "fa3", "fa4", "flashinfer")
 """SGLang's attention backends that can verify a tree on ordinary attention."""
 TREE_BACKENDS_MLA = ("triton", "fa3")
 """The same on MLA. FlashInfer computes the tree's mask there and drops it; the others know chains only."""
+_SECRET_FLAG = re.compile(r"--([\w-]+[-_])?(password|secret|api[-_]key|(hf|auth|access|bearer)[-_]token)(=|$)")
 NOT_WITH_TREES = {
     "--enable-lora": "LoRA",
     "--lora-paths": "LoRA",
@@ -124,8 +126,9 @@ def _native(deployment: Deployment) -> None:
 
 def _sglang(deployment: Deployment) -> None:
     parallelism, speculation, runtime = deployment.parallelism, deployment.speculation, deployment.runtime
-    if runtime.threads:
-        refuse("runtime.threads with sglang, which has no such setting", "leave it out")
+    for key in ("threads", "exact"):
+        if getattr(runtime, key):
+            refuse(f"runtime.{key} with sglang, which has no such setting", "leave it out")
     if parallelism.tp % parallelism.ep:
         refuse(f"parallelism.ep {parallelism.ep} does not divide tp {parallelism.tp}", "choose ep = tp or a divisor")
     if parallelism.dp_attention and (parallelism.dp == 1 or parallelism.tp % parallelism.dp):
@@ -199,7 +202,7 @@ def _vllm(deployment: Deployment) -> None:
         )
     if parallelism.dp_attention:
         refuse("parallelism.dp_attention with vllm, which decides that itself", "leave it out")
-    for key in ("nvls", "threads"):
+    for key in ("nvls", "threads", "exact"):
         if getattr(runtime, key):
             refuse(f"runtime.{key} with vllm, which has no such setting", "leave it out")
 
@@ -212,6 +215,11 @@ def _extra_args(deployment: Deployment) -> None:
             continue
         if key := key_of(engine, argument):
             refuse(f"runtime.extra_args has {argument.split('=', 1)[0]}", f"that is said by {key}")
+        if _SECRET_FLAG.match(argument):
+            refuse(
+                f"runtime.extra_args has {argument.split('=', 1)[0]}, and everybody on the host reads command lines",
+                "give that secret by [secrets.env], or by a file",
+            )
     if custom and not any(is_own_speculation(engine, argument) for argument in arguments):
         refuse(
             'speculation.algorithm = "custom" without a flag for it in runtime.extra_args',

@@ -83,6 +83,7 @@ def _native(deployment: Deployment, key_file: str) -> list[str]:
     flags.add_if("--max-batch", runtime.max_running_requests)
     flags.add_if("--max-model-len", runtime.context_length)
     flags.add_if("--threads", runtime.threads)
+    flags.add_if("--exact", runtime.exact)
     flags.add("--host", service.address)
     flags.add("--port", service.port)
     flags.add_if("--allow-unauthenticated", service.allow_unauthenticated)

@@ -158,6 +158,8 @@ def _in_words(fault: dict[str, Any]) -> tuple[str, str]:
         return f"unknown key {key}", f"{guess}known here: {', '.join(known)}"
     if fault["type"] == "missing":
         return f"{key} is missing", f"add it: {field_help}" if field_help else f"add [{key}]"
+    if place[:1] == ["secrets"]:  # somebody wrote the secret itself: it is not repeated
+        return f"{key} names no place of a secret", "write { file = ... } or { env = ... }"
     given = fault["input"]
     shown = repr(given) if isinstance(given, str | int | float | bool) else type(given).__name__
     message = fault["msg"][0].lower() + fault["msg"][1:]

@@ -26,6 +26,7 @@ NATIVE = MappingProxyType(
         "--max-batch": "runtime.max_running_requests",
         "--max-model-len": "runtime.context_length",
         "--threads": "runtime.threads",
+        "--exact": "runtime.exact",
         "--host": "service.address",
         "--port": "service.port",
         "--allow-unauthenticated": "service.allow_unauthenticated",

@@ -198,7 +198,7 @@ class _Watch:
         try:
             told = answer.json()
             self._report(str(told["stage"])[:80], share=float(told["progress"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             self._report("loading")
         return False
 
@@ -210,9 +210,11 @@ class _Watch:
             "temperature": 0,
         }
         with client.stream("POST", "/v1/completions", json=body, timeout=httpx.Timeout(timeout_s)) as response:
-            raw = b""
+            raw, deadline = b"", self._clock() + timeout_s
             for piece in response.iter_bytes():
                 raw += piece
+                if self._clock() > deadline:  # one that drips would reset every other time limit
+                    raise httpx.ReadTimeout("it drips")
                 if len(raw) > LARGEST_BODY_BYTES:
                     raise NotReady("its answer to a completion is larger than 1 MiB", self.stage)
         if response.status_code in (429, 503):
@@ -223,7 +225,7 @@ class _Watch:
             raise NotReady(f"it refuses a completion: {response.status_code} {_message(answer, raw)}", self.stage)
         try:
             text, count = str(answer["choices"][0]["text"]), int(answer["usage"]["completion_tokens"])
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError):
             raise NotReady(f"its answer is no completion: {raw[:200]!r}", self.stage) from None
         if count < 1:
             raise NotReady("its completion holds no token", self.stage)
@@ -255,7 +257,7 @@ def gpu_memory(host: Host) -> tuple[int, int] | None:
 def _parsed(raw: bytes) -> Any:
     try:
         return json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

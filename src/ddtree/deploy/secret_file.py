@@ -42,6 +42,11 @@ class SecretFile:
         values = {name: fetch_secret(source, name) for name, source in self.sources.items()}
         if self.form == "sglang_yaml" and any(value.startswith("-") for value in values.values()):
             raise UserError("the secret api_key begins with '-', which sglang takes for a flag", "choose another key")
+        key = values.get(self.api_key or "", "x")
+        if not key.isascii() or " " in key or key.startswith("#"):  # HTTP cannot carry it; '#' begins a remark
+            raise UserError(
+                "the secret api_key is no key that clients can show", "write letters, digits and signs of ASCII alone"
+            )
         return "".join(f"{self._line(name, value)}\n" for name, value in values.items()).encode()
 
     def key_in(self, content: bytes) -> str | None:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, NoReturn
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Bidirectional marks too: a line would be read otherwise than it is taken.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Section(BaseModel):
@@ -75,8 +76,8 @@ OwnFile = Annotated[Text, AfterValidator(_own_file)]
 
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 HostPaths = Annotated[tuple[HostPath, ...], Field(strict=False)]
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, Field(ge=0.001, le=7 * 86400)]
 EnvironmentName = Annotated[str, *matching(r"[A-Za-z_][A-Za-z0-9_]*", "use letters, digits and _ for its name")]
 
 

@@ -26,7 +26,8 @@ EngineKind = Literal["native", "sglang", "vllm"]
 Algorithm = Literal["ddtree", "dflash", "none", "custom"]
 SupervisorKind = Literal["systemd", "process"]
 
-_SECRET_NAME = re.compile(r"(?i)(^|_)(token|key|secret|password|passwd|credentials?)s?$")
+_SECRET_NAME = re.compile(r"(?i)((^|_)(token|key|secret|pass(word|wd|phrase)?|credential)s?|apikeys?)$")
+_URL_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 
 class Engine(Section):
@@ -51,7 +52,7 @@ class Weights(Section):
 
     path: HostPath | None = None
     """Folder on the host. With hub as well: where `ddtree fetch` puts them."""
-    hub: Annotated[Text, *matching(r"[A-Za-z0-9][\w.-]*/[\w.-]+", "write owner/name")] | None = None
+    hub: Annotated[Text, *matching(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", "write owner/name")] | None = None
     """Repository on the Hugging Face hub, owner/name."""
     revision: Annotated[str, *matching(r"[0-9a-f]{40}", "write the full commit, 40 hex digits")] | None = None
     """Commit of the hub repository; a branch name could change what runs."""
@@ -165,6 +166,8 @@ class Runtime(Section):
     """Longest context in tokens. Default: the model's."""
     threads: Count | None = None
     """CPU threads (native)."""
+    exact: bool = False
+    """One text in every mode and batch, to the last bit; slower (native)."""
     extra_args: Texts = ()
     """Further flags for the engine, as they are. What a key of this file says is refused here."""
     env: dict[EnvironmentName, Text] = Field(default_factory=dict)
@@ -172,11 +175,10 @@ class Runtime(Section):
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Runtime:
-        for name in self.env:
-            if _SECRET_NAME.search(name):
-                refuse(
-                    f"has env.{name}, which looks like a secret", f"move it to [secrets.env] {name} = {{ file = ... }}"
-                )
+        for name, value in self.env.items():
+            if _SECRET_NAME.search(name) or _URL_PASSWORD.search(value):
+                what = "looks like a secret" if _SECRET_NAME.search(name) else "holds a password"
+                refuse(f"has env.{name}, which {what}", f"move it to [secrets.env] {name} = {{ file = ... }}")
         return self
 
 
@@ -215,11 +217,11 @@ class Service(Section):
     """`journal` or a file on the host. Default: the journal with systemd, a file in the state folder otherwise."""
     read_write_paths: HostPaths = ()
     """Folders that it may write, beside its own state and cache (systemd)."""
-    memory_max_gib: Annotated[float, Field(gt=0)] | None = None
+    memory_max_gib: Annotated[float, Field(ge=0.01, le=2**20)] | None = None
     """Most memory of the host it may take (systemd)."""
     cpu_quota_percent: Count | None = None
     """Most CPU time, 100 for each core (systemd)."""
-    open_files: Annotated[int, Field(ge=64)] = 1048576
+    open_files: Annotated[int, Field(ge=64, le=2**30)] = 1048576
     """Most open files (systemd)."""
     tasks_max: Count | None = None
     """Most processes and threads (systemd)."""
@@ -292,7 +294,7 @@ class Expect(Section):
     """What `ddtree verify` holds the running service to."""
 
     tau_floor: Annotated[float, Field(ge=1)] | None = None
-    """Committed tokens per round, at least. Default: above 1.05 where speculation is declared."""
+    """Committed tokens per round, at least. Default: 1.2 where speculation is declared."""
     tok_s_floor: Annotated[float, Field(gt=0)] | None = None
     """Tokens a second of one request after its first token, at least."""
     cuda_graphs: bool | None = None

@@ -78,6 +78,8 @@ def check_folder(
 def _fault(folder: Path, file: LockedFile, count: Callable[[int], None]) -> str | None:
     path = folder / file.path
     try:
+        if path.exists() and not path.is_file():
+            return "is no file"
         size = path.stat().st_size
         if size != file.size_bytes:
             return f"has {size} bytes, {file.size_bytes} in the lock"

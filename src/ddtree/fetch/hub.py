@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote
 
 from ddtree.errors import UserError
 from ddtree.fetch.source import HubSource
@@ -48,7 +49,7 @@ class Hub:
         path = checked_path(str(getattr(sibling, "rfilename")), str(self._source))  # noqa: B009 - of any version
         lfs = getattr(sibling, "lfs", None)
         sha256 = getattr(lfs, "sha256", None) or (lfs.get("sha256") if isinstance(lfs, dict) else None)
-        url = f"{self._endpoint}/{self._source.repo}/resolve/{self.commit}/{path}"
+        url = f"{self._endpoint}/{self._source.repo}/resolve/{self.commit}/{quote(path)}"
         blob = getattr(sibling, "blob_id", None)
         if not sha256 and not blob:
             raise UserError(f"the hub tells no hash of {path} in {self._source}", "fetch it by a list: --urls FILE")

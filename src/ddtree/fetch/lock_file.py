@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ddtree.errors import UserError
+from ddtree.fetch.wanted import checked_path
 
 LOCK_NAME = "ddtree-fetch.lock.json"
 
@@ -25,6 +26,14 @@ class LockedFile(_Strict):
     size_bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     url: str
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, value: str) -> str:
+        try:
+            return checked_path(value, "the lock")
+        except UserError as error:
+            raise ValueError(error.cause) from None
 
 
 class LockedSource(_Strict):

@@ -57,7 +57,8 @@ class Fetch:
     ) -> None:
         self._source, self._folder, self._via, self._jobs = source, folder, via, jobs
         self._include, self._exclude, self._tell = tuple(include), tuple(exclude), tell
-        self._staging = folder / STAGING
+        self._staging = folder / STAGING  # our own files; a repository may have some of the same names
+        self._incoming = self._staging / "files"
         self._done_bytes, self._counting = 0, threading.Lock()
 
     def run(self) -> LockFile:
@@ -81,8 +82,8 @@ class Fetch:
                 if via == "aria2c":
                     large = [each for each in missing if each.sha256]
                     for each in large:
-                        (self._staging / each.path).parent.mkdir(parents=True, exist_ok=True)
-                    run_aria2(str(find_aria2()), large, self._staging, self._jobs)
+                        (self._incoming / each.path).parent.mkdir(parents=True, exist_ok=True)
+                    run_aria2(str(find_aria2()), large, self._incoming, self._jobs)
                 self._in_threads(missing, lambda each: self._bring(each, via, hub, journal, verified))
             lock = self._lock_file(files, verified, hub)
             write_lock(self._folder, lock)
@@ -93,14 +94,14 @@ class Fetch:
         self, wanted: WantedFile, via: Via, hub: Hub | None, journal: Journal, verified: dict[str, Digests]
     ) -> None:
         """Fetch one file, verify it, and move it into place."""
-        (self._staging / wanted.path).parent.mkdir(parents=True, exist_ok=True)
+        (self._incoming / wanted.path).parent.mkdir(parents=True, exist_ok=True)
         if via == "hub" or wanted.sha256 is None:  # a repository's small files have no SHA-256 to fetch by
             assert hub is not None
-            came = hub.download(wanted, self._staging)
+            came = hub.download(wanted, self._incoming)
         elif via == "plain":
-            came = download_plain(wanted, self._staging)
+            came = download_plain(wanted, self._incoming)
         else:
-            came = self._staging / wanted.path
+            came = self._incoming / wanted.path
         try:
             found = digests(came)
         except OSError as error:

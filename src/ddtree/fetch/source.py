@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from ddtree.errors import UserError
@@ -84,6 +84,9 @@ def read_list(file: Path) -> ListSource:
     if not files:
         raise UserError(f"the list {file} names no file", "write an address and its SHA-256 on each line")
     paths = [each.path for each in files]
+    folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+    if both := sorted(folders & set(paths)):
+        raise UserError(f"the list {file} names {both[0]} as a file and as a folder", "correct one of the paths")
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
         raise UserError(f"the list {file} names {twice[0]} twice", "give each a path of its own in the third column")
     return ListSource(file.name, hashlib.sha256(raw).hexdigest(), tuple(files))

@@ -43,9 +43,12 @@ def checked_path(path: str, source: str) -> str:
         or pure.is_absolute()
         or "\\" in path
         or any(part in ("", ".", "..") for part in parts)
-        or any(ord(c) < 32 for c in path)
+        or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in path)
+        or any(
+            len(part.encode("utf-8", "replace")) > 200 for part in parts
+        )  # with an ending of ours it must fit a file system
         or parts[0] == STAGING
-        or path == "ddtree-fetch.lock.json"
+        or parts[0].startswith("ddtree-fetch.lock.json")
     )
     if is_bad:
         raise UserError(

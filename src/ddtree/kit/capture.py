@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddtree.deploy.apply import Site, open_site
-from ddtree.deploy.deployment import Deployment, parse_deployment
+from ddtree.deploy.deployment import Deployment, load_deployment
 from ddtree.deploy.ready import connect_address
 from ddtree.deploy.render import Rendered, render
 from ddtree.deploy.secret_file import fetch_secret
@@ -19,7 +19,7 @@ from ddtree.kit.host_facts import record_host, without_private
 from ddtree.kit.live_process import LiveProcess, look_at
 from ddtree.kit.lock import freeze, requirements, with_hashes
 from ddtree.kit.mask import Masker
-from ddtree.kit.patches import capture_patches
+from ddtree.kit.patches import PACKAGE, capture_patches
 from ddtree.kit.record import (
     ENVIRONMENT,
     PROCESS,
@@ -69,8 +69,6 @@ def read_source(path: Path) -> Source:
     Raises:
         UserError: it cannot be read, or is none.
     """
-    from ddtree.deploy.deployment import load_deployment
-
     deployment = load_deployment(path)
     return Source(deployment, path.read_text(encoding="utf-8"))
 
@@ -220,7 +218,7 @@ class _Capture:
 
     def _patches(self, interpreter: Interpreter | None) -> None:
         kind = self._source.deployment.engine.kind
-        wheel = next((each for each in self._options.wheels if each.name == _package(kind)), None)
+        wheel = next((each for each in self._options.wheels if each.name == PACKAGE[kind]), None)
         record = capture_patches(
             interpreter, kind, self._folder, self._masker, self._inside, wheel, may_download=self._options.hashes
         )
@@ -289,15 +287,3 @@ def _secrets_of(site: Site, rendered: Rendered) -> dict[str, str]:
             value = replace(file, api_key=name).key_in(content) if content else None
             found[name] = value if value is not None else fetch_secret(secret, name)
     return found
-
-
-def _package(kind: str) -> str:
-    from ddtree.kit.patches import PACKAGE
-
-    return PACKAGE[kind]
-
-
-def sealed_deployment(place: Path) -> Deployment:
-    """The deployment of a kit's place, as it was sealed."""
-    text = (place / "deployment.toml").read_text(encoding="utf-8")
-    return parse_deployment(text, folder=place, told="the kit's deployment.toml")

@@ -17,7 +17,7 @@ _MARK = "ddtree-kit:"
 _KEPT_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "PATH")
 
 _COMMON = r"""
-import base64, hashlib, json, os, platform, re, sys, sysconfig
+import base64, csv, hashlib, json, os, platform, re, sys, sysconfig
 from importlib.metadata import distributions
 OWN = ("INSTALLER", "REQUESTED", "direct_url.json", "RECORD", "uv_cache.json", "uv_build.json", "WHEEL")
 def digest_of(path):
@@ -26,10 +26,15 @@ def digest_of(path):
         for piece in iter(lambda: file.read(1 << 20), b""):
             h.update(piece)
     return h.hexdigest()
-def from_record(entry):
-    if entry.hash is None or entry.hash.mode != "sha256":
-        return None
-    return base64.urlsafe_b64decode(entry.hash.value + "=" * (-len(entry.hash.value) % 4)).hex()
+def record_of(dist):
+    # There are releases whose RECORD does not quote paths with commas, which importlib.metadata cannot read.
+    found = {}
+    for row in csv.reader((dist.read_text("RECORD") or "").splitlines()):
+        path, value = (",".join(row[:-2]), row[-2]) if len(row) > 2 else (row[0] if row else "", "")
+        if path:
+            digest = value[7:] if value.startswith("sha256=") else ""
+            found[path] = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex() or None
+    return found
 def plain(name):
     return re.sub(r"[-_.]+", "-", name or "").lower()
 def first_of_each():
@@ -56,12 +61,10 @@ _PACKAGES = (
 found = []
 for name, dist in sorted(first_of_each().items()):
     lines = []
-    for entry in dist.files or ():
-        parts = str(entry).split("/")
-        if parts[0] != ".." and not str(entry).endswith(".pyc") and parts[-1] not in OWN:
-            value = from_record(entry)
-            if value:
-                lines.append("%s  %s" % (value, entry))
+    for path, value in record_of(dist).items():
+        parts = path.split("/")
+        if parts[0] != ".." and not path.endswith(".pyc") and parts[-1] not in OWN and value:
+            lines.append("%s  %s" % (value, path))
     digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else None
     found.append({"name": name, "version": dist.version, "origin": origin_of(dist), "content_sha256": digest})
 tell({"python": platform.python_version(), "implementation": platform.python_implementation(),
@@ -72,21 +75,20 @@ _CHANGES = (
     _COMMON
     + r"""
 wanted, most = plain(sys.argv[1]), int(sys.argv[2])
-released = json.loads(sys.argv[3])  # of the wheel's files, where it was had: path to SHA-256
+released = json.loads(sys.stdin.read())  # of the wheel's files, where it was had: path to SHA-256
 dist = first_of_each().get(wanted)
 if dist is None:
     tell({"found": False})
     sys.exit()
 root = str(dist.locate_file(""))
 record, tops = dict(released), set()
-for entry in dist.files or ():
-    parts = str(entry).split("/")
+for path, value in record_of(dist).items():
+    parts = path.split("/")
     if parts[0] == ".." or len(parts) < 2 or parts[0].endswith(".dist-info") or "__pycache__" in parts:
         continue
     tops.add(parts[0])
-    value = from_record(entry)
     if not released and value:
-        record[str(entry)] = value
+        record[path] = value
 tops |= {path.split("/")[0] for path in released if "/" in path and ".dist-info/" not in path}
 changes = []
 def look(path, base):
@@ -126,9 +128,11 @@ class Interpreter:
     program: str
     environment: Mapping[str, str]
 
-    def ask(self, script: str, *arguments: str) -> dict[str, Any] | None:
+    def ask(self, script: str, *arguments: str, stdin: str = "") -> dict[str, Any] | None:
         """What a script tells; None where it does not run."""
-        told = self.host.run('exec "$@"', *self.command(), "-c", script, *arguments, timeout_s=ANSWER_S)
+        told = self.host.run(
+            'exec "$@"', *self.command(), "-c", script, *arguments, stdin=stdin.encode(), timeout_s=ANSWER_S
+        )
         lines = [line for line in told.stdout.splitlines() if line.startswith(_MARK)]
         if told.exit_code or not lines:
             return None
@@ -146,7 +150,7 @@ class Interpreter:
 
     def changes(self, package: str, released: Mapping[str, str], most_bytes: int) -> dict[str, Any] | None:
         """Files of ``package`` that are not as released; by its RECORD where ``released`` is empty."""
-        return self.ask(_CHANGES, package, str(most_bytes), json.dumps(released))
+        return self.ask(_CHANGES, package, str(most_bytes), stdin=json.dumps(dict(released)))
 
     def pip(self, *arguments: str, timeout_s: float = ANSWER_S) -> tuple[int, str, str]:
         """Exit code, output and complaints of its pip."""

@@ -14,8 +14,8 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from urllib.parse import quote, quote_plus
 
 from ddtree.errors import UserError
@@ -32,7 +32,7 @@ _TELLING = re.compile(
 )
 # Tokens of text are no tokens of access.
 _NOT_TELLING = re.compile(
-    r"(?i)(^|_)(bos|eos|pad|unk|mask|sep|cls|image|video|audio|special|stop|next|start|end|first|last|draft|bonus|root|"
+    r"(?i)(^|[_.])(bos|eos|pad|unk|mask|sep|cls|image|video|audio|special|stop|next|start|end|first|last|draft|bonus|root|"
     r"per|each|new|prompt|completion|output|input|decoder|fim|think|tool)_token$|^(old_?)?pwd$|^(load|set)_credential$"
 )
 _NOT_SECRET = re.compile(
@@ -82,6 +82,7 @@ _PLACES: dict[str, str] = {
     "netrc password": r"(?i)\bmachine\s+\S+\s+login\s+\S+\s+password\s+(\S+)",
     "command line password": r"(?i)(?:^|\s)(?:--?user|-u)[= ]['\"]?[A-Za-z0-9_.@-]+:([^\s'\"]{4,})",
 }
+_OF_A_TOKEN = re.compile(r"[A-Za-z0-9._~+/=:*-]+")
 # The value is looked at and not passed over: `A=B=c` is read as A's and as B's.
 _NAMED = re.compile(
     r"(?<![A-Za-z0-9_])(?P<name>-{0,2}[A-Za-z_][A-Za-z0-9_.\-]{1,60})"
@@ -176,8 +177,8 @@ class Masker:
             if times := text.count(spelling):
                 counts[kind] += times
                 text = text.replace(spelling, MASK)
-        for kind, pattern in _patterns():
-            text, times = pattern.subn(lambda match: _cut(match), text)
+        for kind, cut in _cutters():
+            text, times = cut(text)
             counts[kind] += times
         lines = text.splitlines(keepends=True)
         text = "".join(self._named(line, counts, is_code) for line in lines)
@@ -199,6 +200,10 @@ class Masker:
                 continue  # words of a sentence, or of a list
             if (is_flag and bare.startswith("--")) or (is_code and value[0] not in "\\\"'"):
                 continue
+            if re.search("(?i)token$", name) and not _OF_A_TOKEN.fullmatch(bare):
+                continue  # a token of text
+            if bare.lower() == name.rpartition(".")[2].lower():
+                continue  # `api_key=api_key`
             if _looks_secret(bare):
                 counts[f"value of {name.lstrip('-')}"] += 1
                 pieces += [text[end:start], MASK]
@@ -213,8 +218,8 @@ def is_telling(name: str) -> bool:
 
 
 def _looks_secret(value: str) -> bool:
-    """Words of code and prose are no secrets: a call, an attribute, a path, a name such as `api_key`."""
-    if len(value) < 4 or is_telling(value) or value.startswith(("/", "./", "../", "~/")):
+    """Words of code and prose are no secrets: a call, an attribute, a path."""
+    if len(value) < 4 or value.startswith(("/", "./", "../", "~/")):
         return False
     return not re.fullmatch(r"[A-Za-z_][\w.]*(\[.*|\(.*|\).*|:)", value) and not re.fullmatch(
         r"(?:self|os|args|config|request|settings|deployment|secrets|cls)(\.\w+)+", value
@@ -257,36 +262,18 @@ def _spellings(value: str) -> set[str]:
 
 
 @cache
-def _patterns() -> list[tuple[str, re.Pattern[str]]]:
-    found = [(kind, re.compile(pattern)) for kind, pattern in (_SHAPES | _PLACES).items()]
-    return found + _library_patterns()
+def _cutters() -> list[tuple[str, Callable[[str], tuple[str, int]]]]:
+    """What each kind is called, and what takes it out of a text and counts it."""
+    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-
-def _library_patterns() -> list[tuple[str, re.Pattern[str]]]:
-    """Those of detect-secrets that know a shape; not those of entropy, of addresses and of bare words."""
-    from detect_secrets.core.plugins.util import (  # type: ignore[import-untyped]
-        get_mapping_from_secret_type_to_class,
-    )
-
+    found: list[tuple[str, Callable[[str], tuple[str, int]]]] = [
+        (kind, partial(re.compile(pattern).subn, _cut)) for kind, pattern in (_SHAPES | _PLACES).items()
+    ]
+    # Of the library those that know a shape; not those of entropy, of addresses and of bare words. Their groups are for
+    # their own use: all that matches goes.
     left_out = {"PrivateKeyDetector", "IPPublicDetector", "KeywordDetector", "BasicAuthDetector"}
-    found = []
     for kind, detector in get_mapping_from_secret_type_to_class().items():
-        patterns = getattr(detector, "denylist", None)
-        if detector.__name__ in left_out or not patterns:
-            continue
-        for pattern in patterns:
-            if isinstance(pattern, re.Pattern):
-                # Their groups are for their own use: all that matches goes.
-                whole = re.compile(f"(?:{pattern.pattern})", pattern.flags)
-                found.append((kind, _Whole(whole)))
+        if detector.__name__ not in left_out:
+            for pattern in getattr(detector, "denylist", None) or ():
+                found.append((kind, partial(re.compile(pattern).subn, MASK)))
     return found
-
-
-class _Whole:
-    """A pattern whose whole match is cut, whatever groups it has."""
-
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
-
-    def subn(self, replace: object, text: str) -> tuple[str, int]:
-        return self._pattern.subn(MASK, text)

@@ -6,22 +6,18 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ddtree.deploy.apply import Site, apply, open_site
 from ddtree.deploy.deployment import Deployment, to_deployment
 from ddtree.deploy.ready import connect_address
 from ddtree.deploy.render import render
 from ddtree.deploy.secret_file import fetch_secret
-from ddtree.doctor import Grade, Needs, Recording, examine
-from ddtree.doctor.gpu_facts import read_gpus
-from ddtree.doctor.needs import has_experts
-from ddtree.doctor.recording import read_recording
 from ddtree.errors import UserError
 from ddtree.kit.canary import Canary, Comparison, choose_canary, run_canary
 from ddtree.kit.engine_files import Interpreter, interpreter_of
-from ddtree.kit.host_facts import record_host
 from ddtree.kit.record import ENVIRONMENT, PATCHES, EnvironmentRecord, KitRecord, PatchRecord, Place, read_record
+from ddtree.kit.restore_doctor import doctor_steps
 from ddtree.kit.restore_engine import (
     EnginePlan,
     apply_patches,
@@ -31,20 +27,11 @@ from ddtree.kit.restore_engine import (
     plan_patches,
 )
 from ddtree.kit.restore_weights import WeightsPlan, bring_weights, look_at_weights
+from ddtree.kit.step import Step
 from ddtree.verify import Options, Verdict, Verification, from_deployment
 
 Tell = Callable[[str], None]
-State = Literal["done", "to do", "refused", "unknown"]
 _HOW_IT_RUNS = ("parallelism", "speculation", "runtime")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a restore, as it stands before anything is done."""
-
-    name: str
-    state: State
-    told: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,57 +272,11 @@ class _Restore:
         return steps
 
     def _doctor(self, weights: Sequence[WeightsPlan]) -> list[Step]:
-        host, deployment = self._site.host, self._deployment
-        recording = record_host(host, self._interpreter(), {}, deployment.model.path and self._disk())
-        missing = sum(each.missing_bytes for each in weights)
-        port = deployment.service.port
-        ours = [one for one in self._site.supervisor.listeners(port) if one.is_ours]
-        model = self._folder / "model"
-        needs = Needs(
-            weights_bytes=missing or sum(f.size_bytes for plan in weights for f in plan.fetch.files) or None,
-            is_fetched=not missing,
-            has_experts=has_experts(model) if (model / "config.json").exists() else None,
-            on_gpu=deployment.runtime.device == "cuda",
-            tp=deployment.parallelism.tp,
-            ep=deployment.parallelism.ep,
-            nvls=deployment.runtime.nvls,
-            port=None if ours else port,
-            needs_systemd=deployment.service.supervisor == "systemd",
-            memory_fraction=deployment.runtime.memory_fraction,
+        interpreter = self._interpreter()
+        builds = bool(self._deployment.engine.venv) and interpreter is None
+        return doctor_steps(
+            self._site, self._folder, weights, interpreter, builds=builds, ignore_faults=self._options.ignore_faults
         )
-        checkup = examine(recording, needs)
-        steps = []
-        builds = deployment.engine.venv and self._interpreter() is None
-        for each in checkup.conditions:
-            if each.grade is Grade.fault and not (each.area == "build" and builds):
-                state: State = "unknown" if self._options.ignore_faults else "refused"
-                steps.append(Step("doctor", state, f"not so: {each.what} ({each.evidence}): {each.remedy}"))
-        steps += [Step("doctor", "unknown", f"differs here: {told}") for told in self._differences(recording)]
-        return steps or [Step("doctor", "done", "nothing speaks against a start, and the machine is of the same kind")]
-
-    def _disk(self) -> str:
-        """The nearest folder above the weights that is there."""
-        script = 'p=$1; while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done; printf "%s" "$p"'
-        return self._site.host.run(script, str(self._deployment.model.path)).stdout or "/"
-
-    def _differences(self, here: Recording) -> list[str]:
-        """What of the machine is another than at sealing."""
-        try:
-            then = read_recording(self._folder / "env" / "host.json")
-        except UserError:
-            return ["the kit does not know the machine that it was sealed on"]
-        found = []
-        for what, (old, new) in {
-            "GPUs": (_gpus(then), _gpus(here)),
-            "driver": (_driver(then), _driver(here)),
-            "kernel": (then["kernel"].text.strip(), here["kernel"].text.strip()),
-            "operating system": (_system(then), _system(here)),
-            "processor": (_processor(then), _processor(here)),
-            "CUDA toolkit": (then["nvcc"].text.strip()[-60:], here["nvcc"].text.strip()[-60:]),
-        }.items():
-            if old != new:
-                found.append(f"{what}: {new or 'none'}, sealed on {old or 'none'}")
-        return found
 
     def _service_step(self) -> Step:
         site = self._site
@@ -401,21 +342,3 @@ def _weights_step(plan: WeightsPlan) -> Step:
         f"{len(plan.fetch.files)} files in {plan.path} have their hashes" if plan.fetch.files else plan.fetch.notes[0]
     )
     return Step(plan.name, "done", told)
-
-
-def _gpus(recording: Recording) -> str:
-    return ", ".join(gpu.name for gpu in read_gpus(recording))
-
-
-def _driver(recording: Recording) -> str:
-    return next((gpu.driver for gpu in read_gpus(recording)), "")
-
-
-def _system(recording: Recording) -> str:
-    lines = recording["os_release"].text.splitlines()
-    return next((line.partition("=")[2].strip('"') for line in lines if line.startswith("PRETTY_NAME=")), "")
-
-
-def _processor(recording: Recording) -> str:
-    lines = recording["cpuinfo"].text.splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,8 @@ _TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
 _HUB = "https://huggingface.co"
 
 _LIST = 'cd -- "$1" && find -L . -type f ! -path "*/.*" -exec wc -c {} + | sed "/ total$/d"'
+_PIECE = 'tail -c "+$2" -- "$1" | head -c "$3" | base64'
+_PIECE_BYTES = 32 << 20
 _HASH = 'cd -- "$1" && shift && sha256sum -- "$@"'
 
 
@@ -59,10 +62,10 @@ def _of_folder(
         raise UserError(f"cannot list {path} on {host.name} ({listed.trouble})", "check the folder and its rights")
     sizes: dict[str, int] = {}
     for line in listed.stdout.splitlines():
-        size, _, rest = line.strip().partition(" ")
+        told_size, _, rest = line.strip().partition(" ")
         name = rest.strip().removeprefix("./")
         if name != LOCK_NAME and not name.endswith(".unfinished"):
-            sizes[checked(name)] = int(size)
+            sizes[checked(name)] = int(told_size)
     lock = _lock(host, path)
     notes: list[str] = []
     hashes, urls = _locked(lock, sizes)
@@ -73,7 +76,12 @@ def _of_folder(
     kept = {name for name, size in sizes.items() if include or _is_kept(name, size)}
     files = []
     for name, size in sorted(sizes.items()):
-        in_kit = name in kept and _keep(host, f"{path}/{name}", folder / name, masker, f"{inside}{name}", include)
+        in_kit = False
+        if name in kept and _is_kept(name, size):
+            in_kit = _keep(host, f"{path}/{name}", folder / name, masker, f"{inside}{name}")
+        elif name in kept:
+            _bring(host, f"{path}/{name}", folder / name, size)
+            in_kit = True
         url = urls.get(name) or _hub_url(weights, name)
         files.append(WeightFile(path=name, size_bytes=size, sha256=hashes[name], url=url, in_kit=in_kit))
     source, repo, revision = _source(weights, lock, files)
@@ -84,14 +92,28 @@ def _is_kept(name: str, size: int) -> bool:
     return size <= LARGEST_KEPT_BYTES and name.endswith(_KEPT) and name.rsplit("/", 1)[-1] not in _TOKENIZER
 
 
-def _keep(host: Host, source: str, place: Path, masker: Masker, inside: str, include: bool) -> bool:
+def _bring(host: Host, source: str, place: Path, size: int) -> None:
+    """Copy a large file, piece by piece; weights hold no text that could be a secret."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("wb") as file:
+        while (at := file.tell()) < size:
+            told = host.run(_PIECE, source, str(at + 1), str(_PIECE_BYTES), privileged=True, timeout_s=600)
+            piece = base64.b64decode(told.stdout)
+            if told.exit_code or not piece:
+                raise UserError(
+                    f"cannot read {source} on {host.name} ({told.trouble})", "check the file and its rights"
+                )
+            file.write(piece)
+
+
+def _keep(host: Host, source: str, place: Path, masker: Masker, inside: str) -> bool:
     """Copy a small file; one that a secret was taken out of is no longer the file."""
     if fault_of(inside):
         return False
     raw = host.read(source, privileged=True)
     if raw is None:
         return False
-    content = raw if include and not inside.endswith(_KEPT) else masker.content(raw, inside)
+    content = masker.content(raw, inside)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(content)
     return content == raw

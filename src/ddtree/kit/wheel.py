@@ -48,7 +48,9 @@ def read_wheel(content: bytes, told: str) -> Wheel:
             record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
             lines = list(csv.reader(io.StringIO(archive.read(record).decode())))
             hashes = {}
-            for path, digest, _ in lines:
+            for line in lines:
+                # There are releases whose RECORD does not quote paths with commas.
+                path, digest = (",".join(line[:-2]), line[-2]) if len(line) > 2 else ("", "")
                 if digest.startswith("sha256=") and ".dist-info/" not in path and ".data/" not in path:
                     hashes[path] = base64.urlsafe_b64decode(digest[7:] + "=" * (-len(digest[7:]) % 4)).hex()
             for path, digest in hashes.items():

@@ -71,7 +71,14 @@ def create_app(
         await app.state.service.grammars.close()
         app.state.service.thread.stop(settings.stall_s)
 
-    app = FastAPI(title="ddtree", version=ddtree.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="ddtree",
+        version=ddtree.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the client's Host
+    )
 
     def service() -> Service:
         found: Service = app.state.service

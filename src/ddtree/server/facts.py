@@ -31,7 +31,8 @@ def server_info(service: Service, requested: dict[str, Any]) -> dict[str, Any]:
         "ready": readiness.is_ready,
         "stage": readiness.stage,
         "uptime_s": round(time.time() - service.started, 1),
-        "process": {"pid": os.getpid(), "started_unix_s": round(service.started, 3), "boot_id": _BOOT_ID},
+        "process": {"pid": os.getpid(), "started_unix_s": round(service.started, 3), "boot_id": _BOOT_ID}
+        | _invocation(),
         "commit": commit(),
         "versions": versions(),
         "requested": {"engine": requested, "server": service.settings.echo()},
@@ -44,6 +45,12 @@ def server_info(service: Service, requested: dict[str, Any]) -> dict[str, Any]:
         "rolling": {"tau": beat.tau, "tok_s": round(beat.tok_s, 2)},
         "occupancy": vars(beat.occupancy) if beat.occupancy else None,
     }
+
+
+def _invocation() -> dict[str, str]:
+    """The name that systemd, or `ddtree deploy`, gave this start, where one of them made it."""
+    name = os.environ.get("INVOCATION_ID", "")
+    return {"invocation": name} if name else {}
 
 
 @cache

@@ -13,6 +13,8 @@ from asyncio.subprocess import PIPE, Process
 
 TIME_LIMIT_S = 5
 MEMORY_LIMIT_BYTES = 2 * 2**30
+STEP_LIMITS = {"step_lexer_fuel": 100_000, "step_max_items": 20_000}
+"""Work of llguidance on one mask: a few milliseconds at most."""
 _LONGEST_ERROR = 300
 
 
@@ -71,17 +73,22 @@ def _probe() -> None:
     """The process: one grammar a line in, one complaint a line out, empty where there is none."""
     import resource
 
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+    # Bytes are enough: what takes long (products of patterns, of divisors) does not depend on the vocabulary.
+    limits, vocabulary = LLParserLimits(**STEP_LIMITS), LLTokenizer("byte")
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     for line in sys.stdin:
         used = resource.getrusage(resource.RUSAGE_SELF)
         seconds = int(used.ru_utime + used.ru_stime) + 2 * TIME_LIMIT_S  # should nobody be there to end it
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-        complaint = LLMatcher.validate_grammar(json.loads(line))
-        is_warning = complaint.startswith("WARNING")
-        told = "" if is_warning else complaint.split("\n", 1)[0][:_LONGEST_ERROR]
+        grammar = json.loads(line)
+        complaint = LLMatcher.validate_grammar(grammar)
+        if not complaint or complaint.startswith("WARNING"):
+            # Only a matcher builds the lexer, which can go on for ever.
+            complaint = LLMatcher(vocabulary, grammar, log_level=0, limits=limits).get_error()
+        told = complaint.split("\n", 1)[0][:_LONGEST_ERROR]
         print(json.dumps(told), flush=True)
 
 

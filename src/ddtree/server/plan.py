@@ -231,7 +231,7 @@ def _sampling(request: GenerationRequest, max_tokens: int, choice: int, logprobs
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
     """JSON has only strings for names; here they are token ids."""
     for name in given:
-        if not (name.isascii() and name.isdecimal() and len(name) < 10):
+        if not (name.isascii() and name.isdecimal() and len(name) < 10 and str(int(name)) == name):
             raise ApiError(400, f"logit_bias: {name[:100]!r} is no token id", param="logit_bias", code="invalid_value")
     return {int(name): bias for name, bias in given.items()}
 

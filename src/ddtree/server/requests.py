@@ -25,7 +25,7 @@ def _told(**bounds: Any) -> Any:
 
 
 _BIAS = {
-    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
 }
 

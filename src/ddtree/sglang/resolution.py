@@ -72,7 +72,17 @@ def resolve_server_args(server_args: Any) -> None:
         server_args.enable_mixed_chunk = False
         logger.warning("DDTREE: mixed chunked prefill is turned off, a verify batch holds trees only")
     settings.to_environment()
+    _show(settings, server_args)
     logger.info("DDTREE: %s", settings.one_line())
+
+
+def _show(settings: TreeSettings, server_args: Any) -> None:
+    """Name the shape in ``/server_info``: its ``internal_states`` are all attributes of these arguments.
+
+    They are no declared fields, so SGLang's own handling of its dataclass does not see them.
+    """
+    server_args.speculative_ddtree_budget = settings.budget
+    server_args.speculative_ddtree_topk_cap = settings.topk_cap
 
 
 def _is_off(server_args: Any) -> bool:

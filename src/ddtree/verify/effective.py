@@ -27,6 +27,7 @@ SETTINGS = {
     "pp": "pipeline parallelism",
     "dp": "data parallelism",
     "dtype": "number format",
+    "exact": "exact mode",
 }
 """Settings that can be declared and held against an engine's own, with their names for people."""
 

@@ -64,6 +64,8 @@ def from_deployment(deployment: Deployment, origin: str) -> Expectation:
         declared["draft_window"] = speculation.draft_window  # None says: the whole context
     if engine != "vllm":
         declared |= {"tp": parallel.tp, "ep": parallel.ep, "pp": parallel.pp, "dp": parallel.dp}
+    if engine == "native":
+        declared["exact"] = runtime.exact
     if engine == "sglang":
         declared["nvls"] = runtime.nvls
     return Expectation(

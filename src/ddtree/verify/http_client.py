@@ -115,7 +115,7 @@ class HttpClient:
         try:
             with self._client.stream(method, self.url + path, json=body, timeout=timeout) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise _failure(method, path, response)
+                    raise _failure(method, path, response, deadline)
                 for piece in response.iter_bytes():
                     size += len(piece)
                     if time.monotonic() > deadline:  # a server that drips would reset every other time limit
@@ -135,23 +135,23 @@ class HttpClient:
     def _parsed(self, path: str, raw: bytes) -> Any:
         try:
             return json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Garbled(f"{path} did not answer with JSON") from None
 
 
-def _failure(method: str, path: str, response: httpx.Response) -> CheckFailed:
+def _failure(method: str, path: str, response: httpx.Response, deadline: float) -> CheckFailed:
     """The answer's own words, where it has any."""
     status = response.status_code
     words = ""
     for piece in response.iter_bytes():
         words += piece.decode("utf-8", "replace")
-        if len(words) > 2000:
+        if len(words) > 2000 or time.monotonic() > deadline:
             break
     try:
         told = json.loads(words)
         error = told.get("error", told) if isinstance(told, dict) else told
         words = str(error.get("message", error)) if isinstance(error, dict) else str(error)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     words = " ".join(words.split())[:200]
     text = f"{method} {path} answered {status}" + (f" ({words})" if words else "")

@@ -32,6 +32,7 @@ class Verification:
         key: API key, shown to the server and to nobody else.
         is_strict: claims that cannot be checked count, also where nobody declared them.
         new_baseline: take this run as the baseline, whatever was measured before.
+        name: what is verified, for people and baselines, where ``url`` is only this end of a tunnel to it.
         tell: told the probe that runs and the share of probes that are done.
     """
 
@@ -44,10 +45,12 @@ class Verification:
         key: str | None = None,
         is_strict: bool = False,
         new_baseline: bool = False,
+        name: str | None = None,
         tell: Tell = lambda stage, fraction: None,
     ) -> None:
         self._url, self._expectation, self._options, self._key = url, expectation, options, key
         self._is_strict, self._new_baseline, self._tell = is_strict, new_baseline, tell
+        self._name, self._is_tunnel = name or url, name is not None
         self._session: Session | None = None
 
     def run(self) -> Verdict:
@@ -65,7 +68,7 @@ class Verification:
         if session is not None and status is Status.proven and self._options.baseline:
             self._keep_baseline(session)
         return Verdict(
-            self._url,
+            self._name,
             session.effective.engine if session else None,
             tuple(findings),
             time.monotonic() - began,
@@ -93,11 +96,11 @@ class Verification:
             yield _not_asked(claim, error)
             return
         session = Session(adapter, effective, self._expectation, options)
-        session.process = listening_process(self._url)
+        session.process = None if self._is_tunnel else listening_process(self._url)
         if options.baseline and not self._new_baseline:
-            session.baseline = load_baseline(self._url, adapter.model_name)
+            session.baseline = load_baseline(self._name, adapter.model_name)
         self._session = session
-        yield proven("reach", claim, f"{self._url} serves {adapter.model_name!r}")
+        yield proven("reach", claim, f"{self._name} serves {adapter.model_name!r}")
         first = self._first_answer(session)
         yield first
         if first.status is Status.proven:
@@ -186,7 +189,7 @@ class Verification:
             return
         save_baseline(
             Baseline(
-                self._url,
+                self._name,
                 session.adapter.model_name,
                 settings_digest,
                 session.measured.get("decode_tok_s"),

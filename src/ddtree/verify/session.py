@@ -52,6 +52,7 @@ class Session:
         baseline: of the last verified run at this address, if there is one.
         process: the process that listens, where it is on this machine and can be seen.
         measured: numbers found on the way.
+    log_before: the end of the engine's log before the speculation probe.
     moved: how far the engine's counters went during the speculation probe.
         fingerprint: what the model said to the fingerprint prompts, for the next baseline.
     prompt_tokens: tokens of those prompts.
@@ -65,6 +66,7 @@ class Session:
     process: HostProcess | None = None
     measured: dict[str, float] = field(default_factory=dict)
     moved: Counters | None = None
+    log_before: str = ""
     prompt_tokens: dict[str, int] = field(default_factory=dict)
     fingerprint: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -85,6 +87,12 @@ class Session:
             if moved.completion_tokens is None or moved.completion_tokens >= tokens or time.monotonic() > deadline:
                 return moved
             time.sleep(0.1)
+
+
+def lines_since(before: str, now: str) -> str:
+    """What a log grew by, of which only the end is seen; nothing where the two ends do not meet."""
+    mark = before[-400:]
+    return now if not mark else now.rpartition(mark)[2] if mark in now else ""
 
 
 def first_line(error: CheckFailed) -> str:

@@ -70,7 +70,7 @@ class Adapter:
                 token_ids=_ids(choice.get("token_ids")),
                 chances=tuple(_chances(choice.get("logprobs"))),
             )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise Garbled(f"{path} did not answer in OpenAI's shape ({type(error).__name__}: {error})") from None
 
     def speed(self, order: Order, timeout_s: float) -> Speed:
@@ -89,7 +89,7 @@ class Adapter:
                 if any(_piece(choice, order.is_chat) for choice in event.get("choices") or ()):
                     times.append(now)
                 tokens = int((event.get("usage") or {}).get("completion_tokens", tokens))
-            except (AttributeError, TypeError, ValueError):
+            except (AttributeError, TypeError, ValueError, OverflowError):
                 raise Garbled(f"{path} did not stream in OpenAI's shape") from None
         if len(times) < 2 or tokens < 2 or times[-1] <= times[0]:
             raise Garbled(f"the stream of {tokens} tokens came in {len(times)} pieces, too few to time")

@@ -13,6 +13,7 @@ from ddtree.verify.http_client import Garbled
 
 _MODES = {"tree": "ddtree", "chain": "dflash", "ar": "none"}
 _REQUESTED = ("budget", "top_k_cap", "block_size", "draft_window", "max_model_len")
+_IDENTITY = ("boot_id", "pid", "started_unix_s", "invocation")
 _TOP = 5
 _MOST_DIVERGENCES = 16
 
@@ -39,6 +40,7 @@ class NativeAdapter(Adapter):
                 "drafter_config_sha256": engine["draft_config_sha256"],
                 "context_length": engine["max_model_len"],
                 "dtype": engine["dtype"],
+                "exact": engine["exact"],
                 "cuda_graphs": rounds["launch"] == "cuda graph",
                 "max_running_requests": info["effective"]["max_batch"],
                 "tp": 1,
@@ -55,11 +57,11 @@ class NativeAdapter(Adapter):
                 str(info["model_name"]),
                 settings,
                 "/server_info, effective",
-                {name: str(process[name]) for name in ("boot_id", "pid", "started_unix_s") if name in process},
+                {name: str(process[name]) for name in _IDENTITY if process.get(name) is not None},
                 str(engine["device"]).split(":")[0],
                 {_renamed(name): asked[name] for name in _REQUESTED if asked.get(name) is not None},
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise Garbled(f"/server_info lacks what this version of ddtree tells ({error})") from None
 
     def counters(self) -> Counters:

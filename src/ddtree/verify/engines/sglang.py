@@ -170,7 +170,7 @@ class SglangAdapter(Adapter):
                 _rounds_of(meta),
                 tuple(int(each) for each in ids) if isinstance(ids, list) else None,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise Garbled(f"/generate did not answer in SGLang's shape ({type(error).__name__}: {error})") from None
 
     def _body(self, order: Order) -> tuple[str, dict[str, Any]]:

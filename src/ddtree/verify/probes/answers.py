@@ -3,7 +3,9 @@ and counters, which stored answers cannot follow."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from ddtree.verify.answer import Answer, Order
 from ddtree.verify.effective import Counters
@@ -11,8 +13,8 @@ from ddtree.verify.finding import Finding, proven, unknown, violated
 from ddtree.verify.prompts import echo_text, fresh_number, long_text
 from ddtree.verify.session import Session
 
-_NUMBERS = 3
-_TOKENS = 12
+_NUMBERS = 2
+_FEWEST_TOKENS, _MOST_TOKENS = 8, 24
 
 
 def probe_answers(session: Session) -> Iterator[Finding]:
@@ -22,9 +24,11 @@ def probe_answers(session: Session) -> Iterator[Finding]:
     while len(numbers) < _NUMBERS:
         if (number := fresh_number()) not in numbers:
             numbers.append(number)
+    numbers.insert(secrets.randbelow(_NUMBERS + 1), secrets.choice(numbers))
+    limits = [most_tokens() for _ in (*numbers, "chat")]
     before = adapter.counters()
-    answers = [adapter.answer(Order(echo_text(number), _TOKENS)) for number in numbers]
-    chat = adapter.answer(Order(f"Repeat this number: {fresh_number()}", _TOKENS, is_chat=True))
+    answers = [adapter.answer(Order(echo_text(number), most)) for number, most in zip(numbers, limits, strict=False)]
+    chat = adapter.answer(Order(f"Repeat this number: {fresh_number()}", limits[-1], is_chat=True))
     texts = [long_text(200), long_text(_longer_characters(session))]
     shorter, longer = (adapter.answer(Order(text, 1)) for text in texts)
     asked = [*answers, chat, shorter, longer]
@@ -38,23 +42,41 @@ def probe_answers(session: Session) -> Iterator[Finding]:
         )
         return
     yield _follow(numbers, answers)
-    yield _usage([*answers, chat], shorter, longer, len(texts[1]) / len(texts[0]))
+    yield _usage([*answers, chat], limits, shorter, longer, len(texts[1]) / len(texts[0]))
     yield _counted(session, asked, moved)
 
 
 def _follow(numbers: Sequence[str], answers: Sequence[Answer]) -> Finding:
     claim = "answers follow from their questions"
     echoed = sum(number in answer.text for number, answer in zip(numbers, answers, strict=True))
-    texts = {answer.text for answer in answers}
-    seen = f"{len(texts)} different answers to {len(answers)} questions that differ in a number; {echoed} repeat it"
-    if len(texts) == 1 and not echoed:
+    alike: dict[bool, set[bool]] = {True: set(), False: set()}  # of pairs: is the number the same, is the answer
+    for (one, first), (other, second) in combinations(zip(numbers, answers, strict=True), 2):
+        alike[one == other].add(_alike(first.text, second.text))
+    seen = (
+        f"{echoed} of {len(answers)} answers repeat the number that was asked for",
+        f"one question was asked twice: its answers are {'alike' if alike[True] == {True} else 'not alike'}; those to "
+        f"the other are {'alike too' if True in alike[False] else 'others'}",
+    )
+    if not echoed and (alike[False] == {True} or (True in alike[False] and alike[True] == {False})):
         return violated(
             "answers",
             claim,
-            seen,
+            *seen,
             remedy="something answers from a store: ask the engine directly, not through a proxy or cache",
         )
-    return proven("answers", claim, seen)
+    if echoed or (alike[True] == {True} and True not in alike[False]):
+        return proven("answers", claim, *seen)
+    return unknown("answers", claim, *seen, remedy="ask the server the same by hand", is_required=False)
+
+
+def _alike(one: str, other: str) -> bool:
+    """One may be cut off earlier than the other."""
+    return one == other or bool(one and other and (one.startswith(other) or other.startswith(one)))
+
+
+def most_tokens() -> int:
+    """Drawn for each question: a stored answer may be longer."""
+    return _FEWEST_TOKENS + secrets.randbelow(_MOST_TOKENS - _FEWEST_TOKENS + 1)
 
 
 def _longer_characters(session: Session) -> int:
@@ -63,13 +85,14 @@ def _longer_characters(session: Session) -> int:
     return min(1500, context - 64) if isinstance(context, int) else 1500
 
 
-def _usage(answers: Sequence[Answer], shorter: Answer, longer: Answer, times: float) -> Finding:
+def _usage(answers: Sequence[Answer], limits: Sequence[int], shorter: Answer, longer: Answer, times: float) -> Finding:
     claim = "usage counts this prompt and this answer"
-    too_many = [answer for answer in answers if answer.completion_tokens > _TOKENS]
+    told = [(answer.completion_tokens, most) for answer, most in zip(answers, limits, strict=True)]
+    too_many = [tokens for tokens, most in told if tokens > most]
     seen = (
         f"prompts of {shorter.prompt_tokens} tokens, and of {longer.prompt_tokens} where the text is {times:.1f} times "
         "as long",
-        f"answers of at most {max(answer.completion_tokens for answer in answers)} of {_TOKENS} tokens",
+        f"answers of {', '.join(f'{tokens} (at most {most})' for tokens, most in told)} tokens",
     )
     is_short = longer.prompt_tokens < 0.6 * times * shorter.prompt_tokens
     if is_short or too_many or (shorter.completion_tokens, longer.completion_tokens) != (1, 1):

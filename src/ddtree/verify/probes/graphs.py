@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 from ddtree.verify.finding import Finding, proven, unknown, violated
-from ddtree.verify.session import Session
+from ddtree.verify.session import Session, lines_since
 
 _DECODE_LINE = re.compile(r"Decode batch.*cuda graph: (True|False)")
-_RECENT = 20
 
 
 def probe_graphs(session: Session) -> Iterator[Finding]:
@@ -59,10 +58,11 @@ def _replays(session: Session) -> tuple[bool | None, list[str]]:
         if moved.graph_replays > 0 or eager > 0:
             return moved.graph_replays > eager, evidence
     log = session.options.log() if session.options.log else ""
-    lines = _DECODE_LINE.findall(log)[-_RECENT:]
+    lines = _DECODE_LINE.findall(lines_since(session.log_before, log))  # older ones may be of another process
     if lines:
-        evidence.append(f"the last {len(lines)} decode lines of the log: {lines.count('True')} with a graph")
-        return lines.count("True") > len(lines) / 2, evidence
+        with_graph = lines.count("True")
+        evidence.append(f"{len(lines)} decode lines of the log since the speculation probe: {with_graph} with a graph")
+        return with_graph > len(lines) / 2, evidence
     if flag is False:
         return False, evidence  # an engine that says that it is off can be believed
     return None, [*evidence, "no counter and no log line tells of replays"]

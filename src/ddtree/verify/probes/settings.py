@@ -85,7 +85,7 @@ def _same_weights(wanted: str, found: str) -> bool:
     """A path may be a link or end in a slash; a hub name stands in the path of its snapshot."""
     if wanted.rstrip("/") == found.rstrip("/"):
         return True
-    if "/" in wanted and not wanted.startswith("/") and f"models--{wanted.replace('/', '--')}" in found:
+    if "/" in wanted and not wanted.startswith("/") and f"models--{wanted.replace('/', '--')}" in found.split("/"):
         return True
     try:
         return Path(wanted).is_dir() and Path(wanted).resolve() == Path(found).resolve()

@@ -18,6 +18,7 @@ ONE = 1.005
 def probe_speculation(session: Session) -> Iterator[Finding]:
     """Asks the fixed set one after the other and reads the counters before and after. Raises CheckFailed."""
     orders = speculation_orders(session.options.probe_tokens)
+    session.log_before = session.options.log() if session.options.log else ""
     before = session.adapter.counters()
     answers = [session.adapter.answer(order) for order in orders]
     told = joined([answer.rounds for answer in answers if answer.rounds is not None])
