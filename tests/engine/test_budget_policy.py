@@ -121,6 +121,33 @@ def test_auto_gives_the_text_of_plain_decoding_whatever_it_takes(tmp_path):
     assert done[0].stats.budget == "auto"
 
 
+def test_each_sequence_of_a_batch_is_told_of_its_own_round(tmp_path):
+    """Also where others of the batch have ended meanwhile."""
+    target = make_target(tmp_path / "target", "qwen3", eos_token_id=None)
+    drafter = make_drafter(tmp_path / "drafter", target, block_size=6)
+    engine = Engine.load(target, drafter, dtype="float32", max_model_len=128, max_batch=3)
+    policy, told = engine._scheduler._policy, {}
+    policy.cost_ms = {(batch, budget): 1.0 for batch in (1, 2, 3) for budget in CANDIDATES}  # nothing to measure
+    policy.choose = lambda bucket, outlooks: 32
+    learn = policy.learn
+
+    def listen(outlooks, budget, forecast):
+        for outlook, held in zip(outlooks, forecast.held, strict=True):
+            told.setdefault(id(outlook), []).append(int(held[-1]))
+        learn(outlooks, budget, forecast)
+
+    policy.learn = listen
+    sequences = [
+        engine.submit(prompt, SamplingParams(max_new_tokens=limit), speculation=Speculation("tree"))
+        for prompt, limit in (([5, 9, 4], 60), ([7] * 11, 15), ([20, 21], 40))
+    ]
+    while any(sequence.finish_reason is None for sequence in sequences):
+        engine.step()
+    lengths = [sequence.stats.accepted_lengths[:-1] for sequence in sequences]  # the last one may be cut
+    assert [[held + 1 for held in told[id(s.outlook)]][:-1] for s in sequences] == lengths
+    assert any(len(set(each)) > 1 for each in lengths) and len({tuple(each) for each in lengths}) == 3
+
+
 def test_plain_spells_leave_the_drafter_as_fixed_budgets_do(tmp_path):
     """A draft after a spell of plain decoding equals the draft of an engine that drafted all along."""
     target = make_target(tmp_path / "target", "llama", eos_token_id=None)

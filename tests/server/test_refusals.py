@@ -67,6 +67,7 @@ def refused(response: httpx.Response, status: int, *words: str, param: str | Non
         ({"ddtree": {"mode": "chain", "budget": 9}}, "ddtree.budget"),
         ({"ddtree": {"speed": 9}}, "ddtree.speed"),
         ({"store": True}, "store"),
+        ({"store": 0}, "store"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
@@ -74,6 +75,7 @@ def refused(response: httpx.Response, status: int, *words: str, param: str | Non
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"99": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"05": 1, "5": 2}}, "logit_bias"),
         ({"logit_bias": {"1": "x"}}, "logit_bias.1"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
@@ -115,6 +117,8 @@ def test_chat_fields(http, fields, param):
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"best_of": 2}, "best_of"),
+        ({"best_of": True}, "best_of"),
+        ({"echo": 0}, "echo"),
         ({"suffix": "end"}, "suffix"),
         ({"messages": []}, "messages"),
     ],
@@ -200,6 +204,7 @@ def test_unknown_paths_and_methods(http):
     assert refused(http.get("/v1/chat/completions"), 405)
     assert refused(http.post("/health"), 405)
     assert refused(http.get("/v1/models/..%2f..%2fetc%2fpasswd"), 404)
+    assert refused(http.get("/health/", headers={"Host": "elsewhere.example"}), 404), "no redirect to the client's Host"
     assert http.get("/docs").status_code == 404, "its page would load scripts from elsewhere"
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 from between import serving
 
+from ddtree.verify import Expectation, Options, Verification
 from ddtree.verify.answer import Order
 from ddtree.verify.effective import Counters
 from ddtree.verify.engines import NotOffered, detect
@@ -273,6 +274,15 @@ def test_a_hub_name_stands_for_its_snapshot_alone():
 def test_only_what_a_log_grew_by_is_evidence():
     assert lines_since("", "a\n") == "a\n" and lines_since("a\n", "a\nb\n") == "b\n"
     assert lines_since("a\n", "a\n") == "" and lines_since("of another file\n", "b\n") == ""
+
+
+@pytest.mark.parametrize("width", ["x", float("inf"), [1]])
+def test_a_page_of_another_shape_is_no_crash(width):
+    info = SGLANG_ARGS | {"speculative_num_draft_tokens": width}
+    pages = {"/v1/models": MODELS, "/server_info": info}
+    with serving(lambda method, path, body, headers: (200, json.dumps(pages.get(path, {})).encode())) as url:
+        verdict = Verification(url, Expectation(), Options(baseline=False)).run()
+    assert verdict.exit_code == 3 and "not the shape" in verdict.findings[0].evidence[0]
 
 
 def test_expositions():

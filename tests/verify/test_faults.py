@@ -208,7 +208,7 @@ def test_an_engine_that_hangs_later(pair, tmp_path, monkeypatch):
             if claim == "decoding is as fast as it was":
                 stop.touch()
 
-        options = replace(SHORT, answer_timeout_s=4.0, long_tokens=0, concurrency=1)
+        options = replace(SHORT, answer_timeout_s=8.0, long_tokens=0, concurrency=1)
         finding = only(Verification(server.url, Expectation(), options, tell=hang).run(), "speed")
         assert "/health answers 200" in words(finding)
 

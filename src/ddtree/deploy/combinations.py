@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING
 
+from ddtree.deploy.declaration import Declaration
 from ddtree.deploy.flags import is_own_speculation, key_of
 from ddtree.deploy.section import refuse
-
-if TYPE_CHECKING:
-    from ddtree.deploy.deployment import Deployment
 
 TREE_BACKENDS = ("triton", "fa3", "fa4", "flashinfer")
 """SGLang's attention backends that can verify a tree on ordinary attention."""
@@ -27,7 +24,7 @@ NOT_WITH_TREES = {
 }
 
 
-def refuse_combinations(deployment: Deployment) -> None:
+def refuse_combinations(deployment: Declaration) -> None:
     """Raise pydantic's error, by :func:`ddtree.deploy.section.refuse`, for the first combination that cannot work."""
     _weights(deployment)
     _speculation(deployment)
@@ -46,7 +43,7 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def _weights(deployment: Deployment) -> None:
+def _weights(deployment: Declaration) -> None:
     algorithm, drafter = deployment.speculation.algorithm, deployment.drafter
     if deployment.model.demo:
         if deployment.engine.kind != "native":
@@ -63,7 +60,7 @@ def _weights(deployment: Deployment) -> None:
         )
 
 
-def _speculation(deployment: Deployment) -> None:
+def _speculation(deployment: Declaration) -> None:
     speculation = deployment.speculation
     if speculation.algorithm in ("none", "custom"):
         for key in ("budget", "topk_cap", "block_size", "draft_window"):
@@ -83,7 +80,7 @@ def _speculation(deployment: Deployment) -> None:
         refuse(f"speculation.draft_window {window} is below block_size {block}", "make the window at least one block")
 
 
-def _graphs(deployment: Deployment) -> None:
+def _graphs(deployment: Declaration) -> None:
     runtime = deployment.runtime
     if runtime.cuda_graph_sizes and runtime.cuda_graphs is False:
         refuse("runtime.cuda_graph_sizes with cuda_graphs = false", "leave one of them out")
@@ -93,7 +90,7 @@ def _graphs(deployment: Deployment) -> None:
         refuse("expect.cuda_graphs = true with runtime.cuda_graphs = false", "leave one of them out")
 
 
-def _native(deployment: Deployment) -> None:
+def _native(deployment: Declaration) -> None:
     runtime, parallelism = deployment.runtime, deployment.parallelism
     for key in ("tp", "ep", "pp", "dp", "nodes"):
         if getattr(parallelism, key) > 1:
@@ -124,7 +121,7 @@ def _native(deployment: Deployment) -> None:
         refuse('runtime.dtype = "float16" with the native engine', "choose auto, float32 or bfloat16")
 
 
-def _sglang(deployment: Deployment) -> None:
+def _sglang(deployment: Declaration) -> None:
     parallelism, speculation, runtime = deployment.parallelism, deployment.speculation, deployment.runtime
     for key in ("threads", "exact"):
         if getattr(runtime, key):
@@ -147,7 +144,7 @@ def _sglang(deployment: Deployment) -> None:
         )
 
 
-def _sglang_speculation(deployment: Deployment) -> None:
+def _sglang_speculation(deployment: Declaration) -> None:
     parallelism, speculation, runtime = deployment.parallelism, deployment.speculation, deployment.runtime
     told = f'speculation.algorithm = "{speculation.algorithm}"'
     if parallelism.pp > 1:
@@ -183,7 +180,7 @@ def _sglang_speculation(deployment: Deployment) -> None:
             refuse(f"runtime.extra_args has {argument}: {what} does not work with draft trees", "leave it out")
 
 
-def _vllm(deployment: Deployment) -> None:
+def _vllm(deployment: Declaration) -> None:
     parallelism, speculation, runtime = deployment.parallelism, deployment.speculation, deployment.runtime
     if speculation.algorithm == "ddtree":
         refuse('speculation.algorithm = "ddtree" with vllm, which has no draft trees', "choose dflash, or sglang")
@@ -207,7 +204,7 @@ def _vllm(deployment: Deployment) -> None:
             refuse(f"runtime.{key} with vllm, which has no such setting", "leave it out")
 
 
-def _extra_args(deployment: Deployment) -> None:
+def _extra_args(deployment: Declaration) -> None:
     engine, custom = deployment.engine.kind, deployment.speculation.algorithm == "custom"
     arguments = deployment.runtime.extra_args
     for argument in arguments:
@@ -227,7 +224,7 @@ def _extra_args(deployment: Deployment) -> None:
         )
 
 
-def _service(deployment: Deployment) -> None:
+def _service(deployment: Declaration) -> None:
     service, key = deployment.service, deployment.secrets.api_key
     if not is_loopback(service.address) and not key and not service.allow_unauthenticated:
         refuse(
@@ -246,7 +243,7 @@ def _service(deployment: Deployment) -> None:
             refuse(f"environment variable {name} is set by ddtree or refused", "leave it out")
 
 
-def _supervisor(deployment: Deployment) -> None:
+def _supervisor(deployment: Declaration) -> None:
     service, host = deployment.service, deployment.host
     if service.supervisor == "systemd":
         return

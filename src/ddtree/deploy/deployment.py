@@ -5,78 +5,24 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ValidationError, model_validator
 
 from ddtree.deploy.combinations import refuse_combinations
-from ddtree.deploy.section import Section
-from ddtree.deploy.sections import (
-    Drafter,
-    Engine,
-    Expect,
-    Host,
-    Model,
-    Parallelism,
-    Runtime,
-    Secrets,
-    Service,
-    Speculation,
-)
+from ddtree.deploy.declaration import Declaration
 from ddtree.errors import UserError
 
 LARGEST_FILE_BYTES = 1 << 20
 
 
-class Deployment(Section):
+class Deployment(Declaration):
     """Everything that decides how a model is served: engine, weights, speculation, service and host."""
-
-    engine: Engine
-    model: Model
-    drafter: Drafter | None = None
-    parallelism: Parallelism = Parallelism()
-    speculation: Speculation
-    runtime: Runtime = Runtime()
-    service: Service
-    secrets: Secrets = Secrets()
-    host: Host = Host()
-    expect: Expect = Expect()
 
     @model_validator(mode="after")
     def _combinations(self) -> Deployment:
         refuse_combinations(self)
         return self
-
-    @property
-    def name(self) -> str:
-        """Of the service."""
-        return self.service.name
-
-    @property
-    def served_name(self) -> str | None:
-        """The name that clients give, where the file decides it: served_name, else the repository's or folder's."""
-        if self.model.served_name:
-            return self.model.served_name
-        if self.model.demo:
-            return "smollm2-135m-instruct"
-        return self.model.hub or (self.model.path or "").rsplit("/", 1)[-1]
-
-    @property
-    def restart(self) -> str:
-        """When the service is started again: as written, else by the supervisor's default."""
-        return self.service.restart or ("on-failure" if self.service.supervisor == "systemd" else "no")
-
-    @property
-    def privilege(self) -> Literal["root", "sudo", "none"]:
-        """How the host is changed; none where the supervisor needs no rights."""
-        return "none" if self.service.supervisor == "process" else self.host.privilege or "root"
-
-    @property
-    def expects_cuda_graphs(self) -> bool:
-        """Whether graphs should be seen to be replayed."""
-        if self.expect.cuda_graphs is not None:
-            return self.expect.cuda_graphs
-        return self.runtime.device == "cuda" and self.runtime.cuda_graphs is not False
 
 
 def load_deployment(path: Path | str) -> Deployment:
@@ -87,9 +33,11 @@ def load_deployment(path: Path | str) -> Deployment:
     """
     path = Path(path)
     try:
-        if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_FILE_BYTES + 1)
+        if len(raw) > LARGEST_FILE_BYTES:
             raise UserError(f"{path} is larger than 1 MiB", "name a deployment file")
-        text = path.read_text(encoding="utf-8")
+        text = raw.decode()
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror})", "name a deployment file, as examples/deployments"

@@ -85,7 +85,7 @@ def _check_attention(deployment: Deployment, host: Host) -> None:
         config = json.loads(host.read(f"{path}/config.json", privileged=True) or b"{}")
         inner = config.get("text_config", config)
         is_mla = any(isinstance(part, dict) and part.get("kv_lora_rank") for part in (config, inner))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise HostError(f"{path}/config.json on {host.name} is no JSON object", "fetch the weights anew") from None
     if is_mla and backend not in TREE_BACKENDS_MLA:
         raise UserError(

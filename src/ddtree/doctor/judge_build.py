@@ -77,7 +77,7 @@ def read_engine(recording: Recording) -> dict[str, Any] | None:
             told = json.loads(line)
         except ValueError:
             continue
-        if isinstance(told, dict) and "packages" in told:
+        if isinstance(told, dict) and isinstance(told.get("packages"), dict):
             return told
     return None
 

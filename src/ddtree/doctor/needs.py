@@ -59,7 +59,7 @@ def has_experts(folder: Path) -> bool | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         parts = [config, config.get("text_config") or {}]
         return any(isinstance(part.get(key), int) and part[key] > 1 for part in parts for key in _EXPERT_KEYS)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 

@@ -111,7 +111,7 @@ def read_recording(file: Path) -> Recording:
             outputs[str(name)] = Output(code, text)
     except OSError as error:
         raise UserError(f"cannot read {file} ({error.strerror})", "give --replay a recording") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{file} is no recording ({type(error).__name__})", "name a file that ddtree doctor --record wrote"
         ) from None

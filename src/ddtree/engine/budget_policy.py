@@ -42,7 +42,7 @@ FORGET_OUTLOOK = 0.6
 """Weight of what a sequence's earlier trees promised, against the newest tree: text changes faster than machines."""
 
 FORGET_USUAL = 0.98
-"""Weight of what sequences usually promise, against the newest round of one."""
+"""Weight of what sequences usually promise, against the newest round, all its sequences together."""
 
 
 def auto_shape(budget: int, top_k_cap: int = DEFAULT_TOP_K_CAP) -> DraftShape:

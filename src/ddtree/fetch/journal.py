@@ -20,7 +20,7 @@ class Journal:
         try:
             told = json.loads(self._file.read_text(encoding="utf-8"))
             self._entries = {str(path): dict(entry) for path, entry in told.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             self._entries = {}
 
     def find(self, path: str) -> Digests | None:

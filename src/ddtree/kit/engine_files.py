@@ -27,13 +27,16 @@ def digest_of(path):
             h.update(piece)
     return h.hexdigest()
 def record_of(dist):
-    # There are releases whose RECORD does not quote paths with commas, which importlib.metadata cannot read.
+    # There are releases whose RECORD does not quote paths with commas: importlib.metadata cannot read them, and pip
+    # cuts such lines when it installs, and adds the path once more without its hash.
     found = {}
     for row in csv.reader((dist.read_text("RECORD") or "").splitlines()):
-        path, value = (",".join(row[:-2]), row[-2]) if len(row) > 2 else (row[0] if row else "", "")
-        if path:
-            digest = value[7:] if value.startswith("sha256=") else ""
-            found[path] = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex() or None
+        at = next((n for n, cell in enumerate(row) if cell.startswith("sha256=")), None)
+        if at is not None:
+            digest = row[at][7:]
+            found[",".join(row[:at])] = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+        elif row:
+            found.setdefault(row[0], None)
     return found
 def plain(name):
     return re.sub(r"[-_.]+", "-", name or "").lower()
@@ -90,6 +93,7 @@ for path, value in record_of(dist).items():
     if not released and value:
         record[path] = value
 tops |= {path.split("/")[0] for path in released if "/" in path and ".dist-info/" not in path}
+unhashed = set() if released else {path for path, value in record_of(dist).items() if value is None}
 changes = []
 def look(path, base):
     place = os.path.join(root, path)
@@ -112,7 +116,7 @@ for top in sorted(tops):
         names[:] = sorted(name for name in names if name != "__pycache__")
         for name in sorted(files):
             path = os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
-            if path not in record and not name.endswith((".pyc", ".pyo")):
+            if path not in record and path not in unhashed and not name.endswith((".pyc", ".pyo")):
                 look(path, None)
 tell({"found": True, "version": dist.version, "origin": origin_of(dist), "root": root, "compared": len(record),
       "changes": changes})

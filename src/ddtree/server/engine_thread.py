@@ -78,7 +78,7 @@ class EngineThread:
     def stop(self, timeout_s: float) -> None:
         """End the thread after its round; what is seated fails. Waits at most ``timeout_s``."""
         self._orders.put(self._begin_to_stop)
-        self._thread.join(timeout_s)
+        self._thread.join(min(timeout_s, threading.TIMEOUT_MAX))
 
     def _run(self) -> None:
         error: BaseException | None = None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ddtree.engine import Engine
 from ddtree.errors import UserError
 from ddtree.models.tokenizer import Tokenizer
-from ddtree.server.grammar_probe import STEP_LIMITS
+from ddtree.server.grammar_probe import STEP_LEXER_FUEL, STEP_MAX_ITEMS
 
 _JSON_STYLE: Any = {
     "lenient": False,  # a keyword that cannot be kept is refused
@@ -22,7 +22,7 @@ _JSON_STYLE: Any = {
     "whitespace_pattern": r"[ \n]{0,40}",  # a model that only writes blanks comes to an end
 }
 
-_LIMITS = LLParserLimits(**STEP_LIMITS)
+_LIMITS = LLParserLimits(step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS)
 MASKS_OF_A_ROUND_S = 1.0
 """A grammar whose masks for one tree take longer holds up everybody, and is given up."""
 

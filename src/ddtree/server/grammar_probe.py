@@ -13,7 +13,7 @@ from asyncio.subprocess import PIPE, Process
 
 TIME_LIMIT_S = 5
 MEMORY_LIMIT_BYTES = 2 * 2**30
-STEP_LIMITS = {"step_lexer_fuel": 100_000, "step_max_items": 20_000}
+STEP_LEXER_FUEL, STEP_MAX_ITEMS = 100_000, 20_000
 """Work of llguidance on one mask: a few milliseconds at most."""
 _LONGEST_ERROR = 300
 
@@ -76,7 +76,8 @@ def _probe() -> None:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
     # Bytes are enough: what takes long (products of patterns, of divisors) does not depend on the vocabulary.
-    limits, vocabulary = LLParserLimits(**STEP_LIMITS), LLTokenizer("byte")
+    vocabulary = LLTokenizer("byte")
+    limits = LLParserLimits(step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS)
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     for line in sys.stdin:

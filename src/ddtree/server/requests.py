@@ -103,6 +103,16 @@ class GenerationRequest(Body):
     ddtree: DdtreeOptions | None = None
 
 
+def _not_a_number(value: Any) -> Any:
+    """Python takes 0 for False."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError("Input should be false")
+    return value
+
+
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_not_a_number)]
+
+
 class JsonSchema(Body):
     """A schema that the answer keeps; always to the letter, also without ``strict``."""
 
@@ -131,7 +141,7 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    store: Literal[False] | None = None
+    store: OnlyFalse | None = None
     service_tier: Literal["auto", "default"] | None = None
 
 
@@ -175,8 +185,8 @@ class CompletionRequest(GenerationRequest):
 
     prompt: PromptField
     logprobs: Annotated[int, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
+    echo: OnlyFalse | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     suffix: None = None
 
 

@@ -61,7 +61,7 @@ def load_baseline(target: str, model_name: str) -> Baseline | None:
         if told.pop("format") != _FORMAT:
             return None
         return Baseline(**told)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

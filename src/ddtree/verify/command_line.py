@@ -11,7 +11,7 @@ def _speculative_config(text: str) -> dict[str, Any]:
     """vLLM's JSON: method, model, num_speculative_tokens."""
     try:
         told = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(told, dict):
         return {}

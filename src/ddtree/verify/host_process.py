@@ -61,18 +61,6 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> HostProcess | None:
     return HostProcess(pid, int(stat.rpartition(")")[2].split()[19]), tuple(_without_secrets(words)))
 
 
-def parents(pid: int, proc: Path = Path("/proc")) -> list[int]:
-    """The process itself, its parent, and so on."""
-    line = [pid]
-    while line[-1] > 1:
-        try:
-            stat = (proc / str(line[-1]) / "stat").read_text()
-        except OSError:
-            break
-        line.append(int(stat.rpartition(")")[2].split()[1]))
-    return line
-
-
 def _is_here(host: str) -> bool:
     if host == "localhost":
         return True

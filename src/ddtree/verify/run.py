@@ -15,12 +15,14 @@ from ddtree.verify.engines.detect import WrongEngine
 from ddtree.verify.expectation import Expectation
 from ddtree.verify.finding import Finding, Status, Verdict, overall, proven, unknown, violated
 from ddtree.verify.host_process import listening_process
-from ddtree.verify.http_client import CheckFailed, HttpClient, Hung, KeyRefused, Unreachable
+from ddtree.verify.http_client import CheckFailed, Garbled, HttpClient, Hung, KeyRefused, Unreachable
 from ddtree.verify.probes import PROBES
 from ddtree.verify.prompts import echo_text, fresh_number
 from ddtree.verify.session import Options, Session, Tell, first_line
 
 _BACK_AGAIN_S = 15.0
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What comes of pages that have not the shape which their engine promises; adapters name the likely ones."""
 _ONE_PROCESS = "one process answers throughout"
 
 
@@ -95,6 +97,9 @@ class Verification:
         except CheckFailed as error:
             yield _not_asked(claim, error)
             return
+        except _MALFORMED as error:
+            yield _not_asked(claim, _garbled(error))
+            return
         session = Session(adapter, effective, self._expectation, options)
         session.process = None if self._is_tunnel else listening_process(self._url)
         if options.baseline and not self._new_baseline:
@@ -122,6 +127,8 @@ class Verification:
             return _not_asked(claim, error)
         except CheckFailed as error:
             return violated("reach", claim, first_line(error), remedy="look into the server's log")
+        except _MALFORMED as error:
+            return violated("reach", claim, first_line(_garbled(error)), remedy="look into the server's log")
         return proven("reach", claim, f"{answer.completion_tokens} tokens in {answer.seconds:.2f} s")
 
     def _probes(self, session: Session) -> Iterator[Finding]:
@@ -139,6 +146,8 @@ class Verification:
                 )
             except CheckFailed as error:
                 yield unknown(name, claim, first_line(error), remedy="look into the server's log, and verify again")
+            except _MALFORMED as error:
+                yield unknown(name, claim, first_line(_garbled(error)), remedy="ask the engine itself, not a proxy")
             changed = self._changed(session, before, name)
             if changed is not None:
                 yield changed
@@ -161,7 +170,8 @@ class Verification:
             try:
                 now = _identity(session)
                 break
-            except CheckFailed as error:
+            except (CheckFailed, *_MALFORMED) as fault:
+                error = fault if isinstance(fault, CheckFailed) else _garbled(fault)
                 if time.monotonic() > deadline:
                     return violated(
                         "identity",
@@ -207,6 +217,10 @@ def _identity(session: Session) -> dict[str, str]:
         now = listening_process(session.adapter.http.url)
         found["process on this machine"] = now.identity if now else "none"
     return found
+
+
+def _garbled(error: Exception) -> Garbled:
+    return Garbled(f"the server's pages have not the shape that is promised ({type(error).__name__}: {error})")
 
 
 def _not_asked(claim: str, error: CheckFailed) -> Finding:
