@@ -1,6 +1,8 @@
-"""A deployment file's sections side by side, each sound in itself; `Deployment` also refuses what cannot go together."""
+"""A deployment file's sections, each sound in itself; `Deployment` also refuses what cannot go together."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from ddtree.deploy.section import Section
 from ddtree.deploy.sections import (
@@ -51,7 +53,7 @@ class Declaration(Section):
         return self.service.restart or ("on-failure" if self.service.supervisor == "systemd" else "no")
 
     @property
-    def privilege(self) -> Literal[root, sudo, none]:
+    def privilege(self) -> Literal["root", "sudo", "none"]:
         """How the host is changed; none where the supervisor needs no rights."""
         return "none" if self.service.supervisor == "process" else self.host.privilege or "root"
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from ddtree.deploy.combinations import refuse_combinations
 from ddtree.deploy.declaration import Declaration
+from ddtree.deploy.section import Section
 from ddtree.errors import UserError
 
 LARGEST_FILE_BYTES = 1 << 20
