@@ -1,11 +1,16 @@
 """The real pair: SmolLM2-135M-Instruct and the drafter that ships with the demo, loaded once."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 import ddtree.openmp  # noqa: F401 - before a test imports torch
+
+# A shell that runs tests in the background has them ignore Ctrl-C, and so would every command that they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BENCHMARK_PROMPTS = Path(__file__).parents[2] / "shared" / "data" / "prompts"
 

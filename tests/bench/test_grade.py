@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -86,12 +87,11 @@ def test_references(box):
 
 
 def test_references_of_the_public_sets(box):
-    from conftest import BENCHMARK_PROMPTS
-
-    if not BENCHMARK_PROMPTS.is_dir():
+    benchmark_prompts = Path(__file__).parents[3] / "shared" / "data" / "prompts"
+    if not benchmark_prompts.is_dir():
         pytest.skip("the benchmark prompts are not beside this checkout")
     for name, limit in (("humaneval", 12), ("mbpp", 12)):  # `ddtree grade --reference` runs all of them
-        workload = read_workload(str(BENCHMARK_PROMPTS / f"{name}.jsonl"), limit=limit)
+        workload = read_workload(str(benchmark_prompts / f"{name}.jsonl"), limit=limit)
         patient = find_sandbox(Limits(wall_s=60.0, cpu_s=30), is_unsafe=False)
         assert {outcome.how for _, outcome in judge_references(workload, patient)} == {"passed"}
 

@@ -40,7 +40,7 @@ def test_every_promised_flag_of_generate_exists() -> None:
     wanted = """--model --draft --mode --budget --top-k-cap --block-size --draft-window --prompt --prompts
         --max-new-tokens --temperature --seed --dtype --device --json --no-chat --max-model-len --memory-fraction
         --max-batch --top-p --top-k --min-p --repetition-penalty --presence-penalty --frequency-penalty --stop
-        --threads"""
+        --threads --exact"""
     assert shown == {*wanted.split(), "--help"}
 
 

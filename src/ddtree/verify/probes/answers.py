@@ -41,12 +41,14 @@ def probe_answers(session: Session) -> Iterator[Finding]:
             remedy="ask the server the same by hand; look into its log",
         )
         return
-    yield _follow(numbers, answers)
+    stranger = adapter.answer(Order(long_text(120), _MOST_TOKENS))
+    yield _follow(numbers, answers, stranger)
     yield _usage([*answers, chat], limits, shorter, longer, len(texts[1]) / len(texts[0]))
     yield _counted(session, asked, moved)
 
 
-def _follow(numbers: Sequence[str], answers: Sequence[Answer]) -> Finding:
+def _follow(numbers: Sequence[str], answers: Sequence[Answer], stranger: Answer) -> Finding:
+    """``stranger`` answers a text of another kind: some models answer all numbers alike, a store answers all texts so."""
     claim = "answers follow from their questions"
     echoed = sum(number in answer.text for number, answer in zip(numbers, answers, strict=True))
     alike: dict[bool, set[bool]] = {True: set(), False: set()}  # of pairs: is the number the same, is the answer
@@ -57,7 +59,8 @@ def _follow(numbers: Sequence[str], answers: Sequence[Answer]) -> Finding:
         f"one question was asked twice: its answers are {'alike' if alike[True] == {True} else 'not alike'}; those to "
         f"the other are {'alike too' if True in alike[False] else 'others'}",
     )
-    if not echoed and (alike[False] == {True} or (True in alike[False] and alike[True] == {False})):
+    is_one_answer = alike[False] == {True} and _alike(stranger.text, answers[0].text)
+    if not echoed and (is_one_answer or (True in alike[False] and alike[True] == {False})):
         return violated(
             "answers",
             claim,
