@@ -48,7 +48,7 @@ def probe_answers(session: Session) -> Iterator[Finding]:
 
 
 def _follow(numbers: Sequence[str], answers: Sequence[Answer], stranger: Answer) -> Finding:
-    """``stranger`` answers a text of another kind: some models answer all numbers alike, a store answers all texts so."""
+    """``stranger`` answers a text of another kind: some models answer all numbers alike, a store all texts."""
     claim = "answers follow from their questions"
     echoed = sum(number in answer.text for number, answer in zip(numbers, answers, strict=True))
     alike: dict[bool, set[bool]] = {True: set(), False: set()}  # of pairs: is the number the same, is the answer
