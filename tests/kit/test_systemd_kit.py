@@ -133,6 +133,7 @@ def test_from_one_host_to_another(tmp_path: Path, target_folder: Path) -> None:
     with fresh_host(tmp_path / "one", target_folder, 7) as host:
         here = work_folder(tmp_path / "here", host)
         run(here, "sweep", "sweep.toml", "--out", "sweep")
+        run(here, "deploy", "apply", "deployment.toml")  # the sweep left the budget that was best
         words = ("--results", "sweep", "--extra", "sweep.toml", "--extra", "prompts.jsonl", "--no-index")
         run(here, "kit", "create", "deployment.toml", "--out", "demo-pair", *words, *QUICK)
     kit = here / "demo-pair"

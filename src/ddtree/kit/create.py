@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from ddtree.kit.experiments import copy_results, copy_tree, write_experiments
 from ddtree.kit.guide import guide
 from ddtree.kit.mask import Masker
 from ddtree.kit.names import checked, slug
-from ddtree.kit.record import KIT, KitRecord, Masked, read_record
+from ddtree.kit.record import KIT, VERIFY, KitRecord, Masked, read_record
 
 RESULTS = "bench/results"
 
@@ -61,13 +62,18 @@ def create(options: CreateOptions, tell: Tell = lambda stage: None) -> KitRecord
         for source in options.sources:
             tell(f"{source.deployment.name}: reaching its host")
             learn_secrets(source, masker)
-        places = []
+        places, reasons = [], []
         for number, source in enumerate(options.sources):
             folder = "." if number == 0 else f"more/{slug(source.deployment.name)}"
             places.append(capture(source, draft, folder, masker, options.capture, tell))
+            reasons.append(_broken_claims(draft / folder / VERIFY))
         failing = [place for place in places if place.verdict != "proven"]
         if failing and not options.even_if_failing:
-            told = ", ".join(f"{place.name} is {_in_words(place.verdict)}" for place in failing)
+            told = ", ".join(
+                f"{place.name} is {_in_words(place.verdict)}{reason}"
+                for place, reason in zip(places, reasons, strict=True)
+                if place.verdict != "proven"
+            )
             raise UserError(
                 f"not sealed: {told}", "see ddtree verify, or seal it as it is with --even-if-failing: the kit says so"
             )
@@ -211,6 +217,17 @@ def _joined(masked: Sequence[Masked]) -> list[Masked]:
 
 def _in_words(verdict: str) -> str:
     return "not proven to do what it declares" if verdict == "unknown" else "not what it declares"
+
+
+def _broken_claims(verdict: Path) -> str:
+    """The violated claims of a verdict, in brackets; empty where none is."""
+    findings = json.loads(verdict.read_text(encoding="utf-8")).get("findings", [])
+    broken = [
+        f"{finding['claim']}: {', '.join(finding['evidence'])}"
+        for finding in findings
+        if finding["status"] == "violated"
+    ]
+    return f" ({'; '.join(broken)})" if broken else ""
 
 
 def _now() -> str:

@@ -4,7 +4,7 @@ and counters, which stored answers cannot follow."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
 from ddtree.verify.answer import Answer, Order
@@ -41,14 +41,13 @@ def probe_answers(session: Session) -> Iterator[Finding]:
             remedy="ask the server the same by hand; look into its log",
         )
         return
-    stranger = adapter.answer(Order(long_text(120), _MOST_TOKENS))
-    yield _follow(numbers, answers, stranger)
+    yield _follow(numbers, answers, lambda: adapter.answer(Order(long_text(120), _MOST_TOKENS)))
     yield _usage([*answers, chat], limits, shorter, longer, len(texts[1]) / len(texts[0]))
     yield _counted(session, asked, moved)
 
 
-def _follow(numbers: Sequence[str], answers: Sequence[Answer], stranger: Answer) -> Finding:
-    """``stranger`` answers a text of another kind: some models answer all numbers alike, a store all texts."""
+def _follow(numbers: Sequence[str], answers: Sequence[Answer], stranger: Callable[[], Answer]) -> Finding:
+    """``stranger`` asks with a text of another kind: some models answer all numbers alike, a store all texts."""
     claim = "answers follow from their questions"
     echoed = sum(number in answer.text for number, answer in zip(numbers, answers, strict=True))
     alike: dict[bool, set[bool]] = {True: set(), False: set()}  # of pairs: is the number the same, is the answer
@@ -59,8 +58,8 @@ def _follow(numbers: Sequence[str], answers: Sequence[Answer], stranger: Answer)
         f"one question was asked twice: its answers are {'alike' if alike[True] == {True} else 'not alike'}; those to "
         f"the other are {'alike too' if True in alike[False] else 'others'}",
     )
-    is_one_answer = alike[False] == {True} and _alike(stranger.text, answers[0].text)
-    if not echoed and (is_one_answer or (True in alike[False] and alike[True] == {False})):
+    is_shuffled = True in alike[False] and alike[True] == {False}
+    if not echoed and (is_shuffled or (alike[False] == {True} and _alike(stranger().text, answers[0].text))):
         return violated(
             "answers",
             claim,
