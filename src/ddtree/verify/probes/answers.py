@@ -13,21 +13,24 @@ from ddtree.verify.finding import Finding, proven, unknown, violated
 from ddtree.verify.prompts import echo_text, fresh_number, long_text
 from ddtree.verify.session import Session
 
-_NUMBERS = 2
+_NUMBERS, _ROUNDS = 2, 4
 _FEWEST_TOKENS, _MOST_TOKENS = 8, 24
 
 
 def probe_answers(session: Session) -> Iterator[Finding]:
     """Raises CheckFailed."""
     adapter = session.adapter
-    numbers: list[str] = []
-    while len(numbers) < _NUMBERS:
-        if (number := fresh_number()) not in numbers:
-            numbers.append(number)
-    numbers.insert(secrets.randbelow(_NUMBERS + 1), secrets.choice(numbers))
-    limits = [most_tokens() for _ in (*numbers, "chat")]
     before = adapter.counters()
-    answers = [adapter.answer(Order(echo_text(number), most)) for number, most in zip(numbers, limits, strict=False)]
+    answers: list[Answer] = []
+    limits: list[int] = []
+    for _ in range(_ROUNDS):  # some models give other numbers the same answer, seldom again and again
+        numbers = _numbers()
+        limits += (most := [most_tokens() for _ in numbers])
+        latest = [adapter.answer(Order(echo_text(n), limit)) for n, limit in zip(numbers, most, strict=True)]
+        answers += latest
+        if _likeness(numbers, latest)[False] != {True}:
+            break
+    limits.append(most_tokens())
     chat = adapter.answer(Order(f"Repeat this number: {fresh_number()}", limits[-1], is_chat=True))
     texts = [long_text(200), long_text(_longer_characters(session))]
     shorter, longer = (adapter.answer(Order(text, 1)) for text in texts)
@@ -41,18 +44,34 @@ def probe_answers(session: Session) -> Iterator[Finding]:
             remedy="ask the server the same by hand; look into its log",
         )
         return
-    yield _follow(numbers, answers, lambda: adapter.answer(Order(long_text(120), _MOST_TOKENS)))
+    yield _follow(numbers, latest, lambda: adapter.answer(Order(long_text(120), _MOST_TOKENS)))
     yield _usage([*answers, chat], limits, shorter, longer, len(texts[1]) / len(texts[0]))
     yield _counted(session, asked, moved)
+
+
+def _numbers() -> list[str]:
+    """Numbers that nobody asked about before, one of them twice at a random place."""
+    numbers: list[str] = []
+    while len(numbers) < _NUMBERS:
+        if (number := fresh_number()) not in numbers:
+            numbers.append(number)
+    numbers.insert(secrets.randbelow(_NUMBERS + 1), secrets.choice(numbers))
+    return numbers
+
+
+def _likeness(numbers: Sequence[str], answers: Sequence[Answer]) -> dict[bool, set[bool]]:
+    """Over all pairs: whether answers are alike, for the same number and for different ones."""
+    alike: dict[bool, set[bool]] = {True: set(), False: set()}
+    for (one, first), (other, second) in combinations(zip(numbers, answers, strict=True), 2):
+        alike[one == other].add(_alike(first.text, second.text))
+    return alike
 
 
 def _follow(numbers: Sequence[str], answers: Sequence[Answer], stranger: Callable[[], Answer]) -> Finding:
     """``stranger`` asks with a text of another kind: some models answer all numbers alike, a store all texts."""
     claim = "answers follow from their questions"
     echoed = sum(number in answer.text for number, answer in zip(numbers, answers, strict=True))
-    alike: dict[bool, set[bool]] = {True: set(), False: set()}  # of pairs: is the number the same, is the answer
-    for (one, first), (other, second) in combinations(zip(numbers, answers, strict=True), 2):
-        alike[one == other].add(_alike(first.text, second.text))
+    alike = _likeness(numbers, answers)
     seen = (
         f"{echoed} of {len(answers)} answers repeat the number that was asked for",
         f"one question was asked twice: its answers are {'alike' if alike[True] == {True} else 'not alike'}; those to "
