@@ -16,6 +16,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 from ddtree.errors import UserError
@@ -272,7 +273,8 @@ def _cutters() -> list[tuple[str, Callable[[str], tuple[str, int]]]]:
     # Of the library those that know a shape; not those of entropy, of addresses and of bare words. Their groups are for
     # their own use: all that matches goes.
     left_out = {"PrivateKeyDetector", "IPPublicDetector", "KeywordDetector", "BasicAuthDetector"}
-    for kind, detector in get_mapping_from_secret_type_to_class().items():
+    detectors: dict[str, Any] = get_mapping_from_secret_type_to_class()
+    for kind, detector in detectors.items():
         if detector.__name__ not in left_out:
             for pattern in getattr(detector, "denylist", None) or ():
                 found.append((kind, partial(re.compile(pattern).subn, MASK)))
