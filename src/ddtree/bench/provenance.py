@@ -10,16 +10,15 @@ import subprocess
 import sys
 import time
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import ddtree
 from ddtree.bench.endpoint import Endpoint
 from ddtree.bench.record import SessionRecord
 from ddtree.errors import UserError
+from ddtree.program import commit, versions
 
-_PACKAGES = ("httpx", "numpy", "pydantic", "torch", "transformers", "sglang", "vllm")
+PACKAGES = ("httpx", "numpy", "pydantic", "torch", "transformers", "sglang", "vllm")
 _GPU_FIELDS = ("name", "driver_version", "memory.total", "pstate", "clocks.max.sm", "power.limit")
 
 
@@ -42,7 +41,7 @@ def session_record(run_id: str, endpoint: Endpoint, deployment: Path | None) -> 
         run_id=run_id,
         started_at=time.time(),
         command=["ddtree", *sys.argv[1:]],
-        versions=versions(),
+        versions=versions(PACKAGES),
         commit=commit(),
         host=host(),
         gpus=gpus(),
@@ -52,26 +51,6 @@ def session_record(run_id: str, endpoint: Endpoint, deployment: Path | None) -> 
         deployment_sha256=hashlib.sha256(text.encode()).hexdigest() if text is not None else None,
         deployment_text=text,
     )
-
-
-def versions() -> dict[str, str | None]:
-    """Of this program and what it measures with; of engines where they are installed beside it."""
-    found: dict[str, str | None] = {"ddtree": ddtree.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-@cache
-def commit() -> str | None:
-    """The commit of the checkout that the package runs from, with a mark where files were changed; else None."""
-    root = Path(ddtree.__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    return _output(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
 
 
 def host() -> dict[str, Any]:

@@ -141,10 +141,10 @@ class BudgetPolicy:
 
     def expected_tokens(self, outlooks: Seq[Outlook]) -> np.ndarray:
         """Tokens that a round of each candidate budget is expected to commit to all of some sequences together."""
-        known = [outlook.masses if outlook.masses is not None else self._usual for outlook in outlooks]
-        masses = [each for each in known if each is not None]
-        if not masses:  # nothing seen yet: drafting is worth a try
+        usual = self._usual
+        if usual is None:  # nothing seen yet: drafting is worth a try
             return len(outlooks) * np.array([1.0, *(1.0 + budget**0.5 / 2 for budget in CUTS)])
+        masses = [usual if outlook.masses is None else outlook.masses for outlook in outlooks]
         promised = np.sum(masses, axis=0) @ self._depth_trust.factors()
         bands = self._band_trust.factors() * _differences(promised)
         return len(masses) + np.append(0.0, np.cumsum(bands))

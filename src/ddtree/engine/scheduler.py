@@ -32,6 +32,11 @@ MAX_PREFILL_ROWS = 1024
 """Prompt rows of one prefill at most, all sequences together."""
 
 
+def fitting_budgets(bucket: int, largest: int) -> list[int]:
+    """Budgets up to ``largest`` that `auto` can choose for a batch of this size."""
+    return [budget for budget in CANDIDATES if bucket * (budget + 1) <= MAX_ROUND_ROWS and budget <= largest]
+
+
 class Scheduler:
     """Runs sequences on the slots of one `DeviceState`.
 
@@ -285,8 +290,9 @@ class Scheduler:
             milliseconds that went into it; 0 where the times were known.
         """
         began = time.perf_counter()
-        fitting = [b for b in CANDIDATES if bucket * (b + 1) <= MAX_ROUND_ROWS and b <= shape.budget]
-        unknown = [budget for budget in fitting if (bucket, budget) not in self._policy.cost_ms]
+        unknown = [
+            budget for budget in fitting_budgets(bucket, shape.budget) if (bucket, budget) not in self._policy.cost_ms
+        ]
         for budget in unknown:
             ms = self._runner.measure(bucket, auto_shape(budget, shape.top_k), flags)
             self._policy.time(bucket, budget, ms)

@@ -1,16 +1,11 @@
 """What `/server_info` tells: what was asked for, and what really runs."""
 
 import os
-import platform
 import secrets
-import subprocess
 import time
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-import ddtree
+from ddtree.program import commit, versions
 from ddtree.server.service import Service
 
 _BOOT_ID = secrets.token_hex(16)
@@ -34,7 +29,7 @@ def server_info(service: Service, requested: dict[str, Any]) -> dict[str, Any]:
         "process": {"pid": os.getpid(), "started_unix_s": round(service.started, 3), "boot_id": _BOOT_ID}
         | _invocation(),
         "commit": commit(),
-        "versions": versions(),
+        "versions": versions(_PACKAGES),
         "requested": {"engine": requested, "server": service.settings.echo()},
         "effective": {
             "engine": engine.facts() if engine else None,
@@ -51,29 +46,3 @@ def _invocation() -> dict[str, str]:
     """The name that systemd, or `ddtree deploy`, gave this start, where one of them made it."""
     name = os.environ.get("INVOCATION_ID", "")
     return {"invocation": name} if name else {}
-
-
-@cache
-def versions() -> dict[str, str | None]:
-    """Versions of what takes part in an answer."""
-    found: dict[str, str | None] = {"ddtree": ddtree.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-@cache
-def commit() -> str | None:
-    """The commit of the checkout that the package runs from, with a mark where files were changed; else None."""
-    folder = Path(ddtree.__file__).parent
-    if not (folder.parents[1] / ".git").exists():
-        return None
-    try:
-        command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return told.stdout.strip() or None

@@ -21,11 +21,12 @@ from ddtree.bench.grade.parting import parting
 from ddtree.bench.grade.problem import Graded, graded, number_of, program_of
 from ddtree.bench.grade.record import AnswerRow, ComparisonRow, GradeRecord
 from ddtree.bench.grade.sandbox import Outcome, Sandbox
-from ddtree.bench.provenance import commit, versions
+from ddtree.bench.provenance import PACKAGES
 from ddtree.bench.record import Variant
 from ddtree.bench.statistics import Estimate, wilson
 from ddtree.bench.workload import Workload
 from ddtree.errors import UserError
+from ddtree.program import commit, versions
 from ddtree.verify.forced import EXACT_NATS, NEAR_TIE_NATS
 
 RECORD, ANSWERS, COMPARISONS = "grade.json", "answers.jsonl", "comparisons.jsonl"
@@ -200,7 +201,7 @@ def _record(options: GradeOptions, sides: Sequence[Side], sandbox: Sandbox, rema
         run_id=uuid.uuid4().hex[:12],
         created_at=time.time(),
         command=["ddtree", *sys.argv[1:]],
-        versions=versions(),
+        versions=versions(PACKAGES),
         commit=commit(),
         workload=options.workload.record(),
         sides={
