@@ -6,6 +6,7 @@
     python benchmarks/engine_h200.py host ...      synchronisation and idle gaps
     python benchmarks/engine_h200.py fault ...     a kernel that faults above width 9
     python benchmarks/engine_h200.py load ...      total throughput by concurrency
+    python benchmarks/engine_h200.py kernels ...   where the time of a round goes, kernel by kernel
     python benchmarks/engine_h200.py window ...    a draft window at 7.5k tokens of context
     python benchmarks/engine_h200.py shape      a step and rounds of Qwen3-8B and -4B shapes, random weights
 
@@ -17,6 +18,7 @@ import json
 import statistics
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +69,9 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
             "round_ms": round(statistics.median(row["ms"]), 4),
             "tau": round(sum(row["tokens"]) / sum(row["rounds"]), 3),
             "same_text_as_ar": sum(a == b for a, b in zip(texts[name], texts["ar"], strict=True)),
+            "tok_s_by_prompt": [round(v) for v in row["tok_s"]],
         })  # fmt: skip
-        print(table[-1], flush=True)
+        print({k: v for k, v in table[-1].items() if k != "tok_s_by_prompt"}, flush=True)
     costs = {str(budget): round(ms, 4) for (_, budget), ms in engine._scheduler.round_costs_ms().items()}
     return {"facts": engine.facts(), "auto_costs_ms": costs, "rows": table, "turns": turns(engine, args)}
 
@@ -226,6 +229,51 @@ def host(args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def kernels(args: argparse.Namespace) -> dict[str, Any]:
+    """GPU time of a round by kernel, for rounds of a few batch sizes and budgets."""
+    from torch.profiler import ProfilerActivity, profile
+
+    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=1024, max_batch=64, graphs="on")
+    prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), 32)
+    rows = []
+    for batch, budget in ((1, 0), (1, 15), (1, 31), (1, 63), (16, 15), (64, 7)):
+        speculation = Speculation("tree", budget) if budget else Speculation("ar")
+        params = SamplingParams(max_new_tokens=400, ignore_eos=True)
+        asked = [engine.submit(prompts[i % len(prompts)], params, speculation=speculation) for i in range(batch)]
+        while not all(sequence.output for sequence in asked):
+            engine.step()
+        engine.step()
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            for _ in range(20):
+                engine.step()
+            torch.cuda.synchronize()
+        for sequence in asked:
+            engine.cancel(sequence)
+        spans = sorted(
+            (e.time_range.start, e.time_range.end)
+            for e in trace.events()
+            if e.device_type == torch.autograd.DeviceType.CUDA
+        )
+        by_name: Counter[str] = Counter()
+        launches: Counter[str] = Counter()
+        for event in trace.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                by_name[event.name[:60]] += event.time_range.elapsed_us()
+                launches[event.name[:60]] += 1
+        rows.append({
+            "batch": batch, "budget": budget, "round_us": round((spans[-1][1] - spans[0][0]) / 20),
+            "busy_us": round(by_name.total() / 20),
+            "kernels": [
+                {"name": name, "us_a_round": round(us / 20, 1), "launches": round(launches[name] / 20, 1)}
+                for name, us in by_name.most_common(16)
+            ],
+        })  # fmt: skip
+        print({k: v for k, v in rows[-1].items() if k != "kernels"}, flush=True)
+        for kernel in rows[-1]["kernels"]:
+            print(f"  {kernel['us_a_round']:8.1f} us {kernel['launches']:6.1f} x {kernel['name']}", flush=True)
+    return {"rows": rows}
+
+
 def fault(args: argparse.Namespace) -> dict[str, Any]:
     """A kernel made to fault above width 9: what the probe finds, and that the engine serves within it and says so."""
     from ddtree.engine.graph_probe import find_limit
@@ -255,12 +303,13 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
     prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
     params = SamplingParams(max_new_tokens=256)
     ways = {"ar": Speculation("ar"), "chain": Speculation("chain"), "auto": Speculation("tree")}
-    ways |= {f"tree {b}": Speculation("tree", b) for b in (8, 16, 32, 64)}
+    ways |= {f"tree {b}": Speculation("tree", b) for b in args.budgets if b < 100}
     rows = []
     for concurrency in args.concurrency:
-        requests = (prompts * 8)[: max(2 * concurrency, 8)]
+        requests = (prompts * 8)[: max(4 * concurrency, 16)]
         seen: dict[str, list[float]] = {name: [] for name in ways}
         taus: dict[str, float] = {}
+        taken: Counter[int] = Counter()
         for repeat in range(args.repeats + 1):  # the first is to warm up
             for name in list(ways) if repeat % 2 else list(ways)[::-1]:
                 began, done, pending = time.perf_counter(), [], list(requests)
@@ -274,17 +323,24 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
                 elapsed = time.perf_counter() - began
                 if repeat:
                     seen[name].append(sum(len(r.output) for r in done) / elapsed)
+                    taken.update(b for r in done if name == "auto" for b in r.stats.round_budgets)
                 rounds = sum(r.stats.rounds for r in done)
                 taus[name] = sum(sum(r.stats.accepted_lengths) for r in done) / rounds
         rows.append({
             "concurrency": concurrency, "requests": len(requests), "n": args.repeats,
             "tok_s": {name: round(statistics.median(values)) for name, values in seen.items()},
             "tau": {name: round(value, 2) for name, value in taus.items()},
+            "auto_budgets": {str(b): round(n / taken.total(), 3) for b, n in sorted(taken.items())},
         })  # fmt: skip
         best = max(v for k, v in rows[-1]["tok_s"].items() if k != "auto")
         rows[-1]["auto_against_best"] = round(rows[-1]["tok_s"]["auto"] / best, 3)
         print(rows[-1], flush=True)
-    return {"facts": engine.facts(), "rows": rows}
+    costs = {
+        f"{batch} x {budget}": round(ms, 4)
+        for (batch, budget), ms in sorted(engine._scheduler.round_costs_ms().items())
+    }
+    print(costs, flush=True)
+    return {"facts": engine.facts(), "auto_costs_ms": costs, "rows": rows}
 
 
 def shape(args: argparse.Namespace) -> dict[str, Any]:
@@ -319,13 +375,15 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=("pair", "gate", "exact", "host", "fault", "load", "window", "shape"))
+    parser.add_argument(
+        "piece", choices=("pair", "gate", "exact", "host", "fault", "load", "kernels", "window", "shape")
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--count", type=int, default=20, help="prompts of each set")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 15, 16, 31, 32, 63, 64, 127, 128])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--shapes", nargs="+", default=["Qwen3-8B", "Qwen3-4B"])

@@ -65,7 +65,7 @@ def test_every_batch_size_is_set_up(folders: tuple[Path, Path], speculation: Spe
     engine, runner = noting(folders, speculation)
     told: list[tuple[str, float]] = []
     engine.warm_up_batches(lambda stage, progress: told.append((stage, progress)))
-    budgets = (0, 4, 8, 16, 32, 64, 128) if speculation.mode == "tree" and speculation.budget is None else None
+    budgets = (0, 3, 7, 15, 31, 63, 127) if speculation.mode == "tree" and speculation.budget is None else None
     budgets = budgets or (speculation.budget or 0,)
     assert runner.rounds == {(b, n, sampled) for b in (1, 2, 4, 6) for n in budgets for sampled in (True, False)}
     assert {(batch, rows) for batch, rows, *_ in runner.prefills} == {

@@ -14,8 +14,9 @@ import numpy as np
 from ddtree.engine.speculation import DEFAULT_TOP_K_CAP, LARGEST_AUTO_BUDGET, DraftShape
 from ddtree.kernels.forecast import Forecast
 
-CANDIDATES = (0, 4, 8, 16, 32, 64, LARGEST_AUTO_BUDGET)
-"""Budgets that `auto` chooses from; 0 is plain decoding that keeps the drafter's context up to date."""
+CANDIDATES = (0, 3, 7, 15, 31, 63, LARGEST_AUTO_BUDGET)
+"""Budgets that `auto` chooses from; 0 is plain decoding that keeps the drafter's context up to date. With the root each
+makes a power of two of rows, which fills the tiles that matrix products are cut into: one row more costs a tile."""
 
 CUTS = CANDIDATES[1:]
 """Budgets that a round's forecast covers."""

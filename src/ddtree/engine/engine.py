@@ -89,6 +89,7 @@ class Engine:
         self._block_size = drafter.config.block_size if drafter else None
         speculation.resolve(self._block_size)
         self._prefill_tokens, self._identity = prefill_tokens, identity
+        self._memory_fraction = memory_fraction
         self.max_batch = max_batch
         widest = max_model_len + max(MAX_BUDGET + 1, 2 * prefill_tokens)  # a round's rows, or a filled-up chunk
         table_pages = -(-widest // PAGE_TOKENS)
@@ -373,6 +374,7 @@ class Engine:
             **self._identity,
             **describe(self.target, self.drafter, self.state, self.speculation),
             "cache_tokens": (self._pool.n_pages - 1) * PAGE_TOKENS,
+            "memory_fraction": self._memory_fraction,
             "prefix_cache": vars(self._prefixes.facts()) if self._prefixes_on else None,
             "rounds": self._runner.facts(),
         }

@@ -265,13 +265,11 @@ class Scheduler:
         bucket = self._runner.bucket_of(len(group))
         is_auto = shape.is_auto
         if is_auto:
-            measured_ms = self.learn_costs(bucket, shape, flags)
-            if measured_ms:
-                note = (
-                    f"{measured_ms:.0f} ms went into timing rounds of a batch of {bucket}, which no round's time shows"
-                )
+            if self.learn_costs(bucket, shape, flags, at_most=1):  # one after each round, so that streams go on
+                note = f"some time went into timing rounds of a batch of {bucket}, which no round's time shows"
                 for sequence in group:
-                    sequence.stats.notes.append(note)
+                    if note not in sequence.stats.notes:
+                        sequence.stats.notes.append(note)
             shape = auto_shape(self._policy.choose(bucket, [s.outlook for s in group]), shape.top_k)
         bound = max(s.committed for s in group)
         slots = [s.slot for s in group]
@@ -283,23 +281,24 @@ class Scheduler:
             launched = launched.copied()
         return Decoding(group, shape, bucket, is_auto, launched)
 
-    def learn_costs(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
-        """Before the first choice for a batch of this size, time a round of every budget that fits.
+    def learn_costs(self, bucket: int, shape: DraftShape, flags: SamplingFlags, at_most: int | None = None) -> bool:
+        """For a batch of this size, time a round of every budget that fits and was not timed, the smallest first.
+
+        Args:
+            at_most: budgets that are timed now; the others at the next calls.
 
         Returns:
-            milliseconds that went into it; 0 where the times were known.
+            whether there was one to time.
         """
-        began = time.perf_counter()
         unknown = [
             budget for budget in fitting_budgets(bucket, shape.budget) if (bucket, budget) not in self._policy.cost_ms
         ]
-        for budget in unknown:
+        for budget in unknown[:at_most]:
             ms = self._runner.measure(bucket, auto_shape(budget, shape.top_k), flags)
             self._policy.time(bucket, budget, ms)
-        if not unknown:
-            return 0.0
-        self._costs.save(self._policy.cost_ms)
-        return 1e3 * (time.perf_counter() - began)
+        if unknown:
+            self._costs.save(self._policy.cost_ms)
+        return bool(unknown)
 
     def _land(self, work: "Prefilling | Decoding") -> list[Sequence]:
         """Hand out the tokens of finished work; sequences that ended meanwhile get none."""

@@ -30,7 +30,6 @@ class Sequence:
         drafted: tokens whose context the drafter has in its cache.
         is_sound: its pages hold what they should; false after a fault.
         output: generated tokens, as cut by the stop.
-        text: their text, as cut by a stop string.
         logprobs: of the generated tokens, where they are wanted.
         constraint: rules that the answer follows.
         vocab_size: of the target; needed for log-probabilities.
@@ -57,7 +56,6 @@ class Sequence:
     drafted: int = 0
     is_sound: bool = True
     output: list[int] = field(default_factory=list)
-    text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     trees: list[TracedTree] = field(default_factory=list)
@@ -68,6 +66,19 @@ class Sequence:
         self.stats = RoundStats(self.shape.mode, "auto" if self.shape.is_auto else self.shape.budget, self.notes)
         self._stream = TextStream(self.tokenizer)
         self._stop = StopStrings(self.params.stop)
+        self._text = ""
+        self._unread: list[int] = []
+
+    @property
+    def text(self) -> str:
+        """Text of the generated tokens, as cut by a stop string; made when it is asked for."""
+        self._read()
+        return self._text
+
+    def _read(self) -> None:
+        if self._unread:
+            self._text += self._stop.push(self._stream.push(*self._unread))
+            self._unread.clear()
 
     @property
     def is_prefilled(self) -> bool:
@@ -85,34 +96,50 @@ class Sequence:
         Returns:
             how many were taken.
         """
-        logprobs: Iterator[TokenLogprob] = iter(())
-        if self.params.logprobs is not None:
-            logprobs = read_logprobs(told_logprobs, tokens, self.params.logprobs, self.vocab_size)
-        for taken, token in enumerate(tokens, start=1):
-            self.logprobs += islice(logprobs, 1)
-            self.output.append(token)
-            if token in self.end_token_ids:
+        taken, told = 0, self._read_logprobs(tokens, told_logprobs)
+        for piece in self._pieces(tokens):
+            taken += len(piece)
+            self.logprobs += islice(told, len(piece))
+            self.output += piece
+            is_end = piece[-1] in self.end_token_ids
+            self._unread += piece[:-1] if is_end else piece
+            if is_end or self._ends_with(piece[-1]):
                 self._finish("stop")
-            else:
-                self.text += self._stop.push(self._stream.push(token))
-                if self.constraint is not None:
-                    self.constraint.advance(token)
-                if self._stop.found or (self.constraint is not None and self.constraint.is_complete):
-                    self._finish("stop")
-                elif len(self.prompt) + len(self.output) >= self.token_limit:
-                    self._finish("length")
+            elif len(self.prompt) + len(self.output) >= self.token_limit:
+                self._finish("length")
             if self.finish_reason:
-                return taken
-        return len(tokens)
+                break
+        return taken
+
+    def _ends_with(self, token: int) -> bool:
+        """Whether a token that is none of the end tokens completes a stop string or what the constraint wants."""
+        is_complete = False
+        if self.constraint is not None:
+            self.constraint.advance(token)
+            is_complete = self.constraint.is_complete
+        if self.params.stop:
+            self._read()
+        return is_complete or self._stop.found
+
+    def _pieces(self, tokens: Seq[int]) -> Iterator[Seq[int]]:
+        """Tokens in stretches that can hold a stop at their end only; one by one where each token's text may be one."""
+        if self.params.stop or self.constraint is not None:
+            return ([token] for token in tokens)
+        room = self.token_limit - len(self.prompt) - len(self.output)
+        end = next((n for n, token in enumerate(tokens, 1) if token in self.end_token_ids), len(tokens))
+        return iter([tokens[: min(end, room)]])
+
+    def _read_logprobs(self, tokens: Seq[int], told_logprobs: Seq[int]) -> Iterator[TokenLogprob]:
+        if self.params.logprobs is None:
+            return iter(())
+        return read_logprobs(told_logprobs, tokens, self.params.logprobs, self.vocab_size)
 
     def _finish(self, reason: FinishReason) -> None:
-        self.finish_reason = reason
+        text = self.text
         if not self._stop.found:
-            self.text += self._stop.push(self._stream.finish())
-        if self._stop.found:
-            self.finish_reason = "stop"
-        else:
-            self.text += self._stop.held
+            text += self._stop.push(self._stream.finish())
+        self.finish_reason = "stop" if self._stop.found else reason
+        self._text = text if self._stop.found else text + self._stop.held
 
     def completion(self) -> Completion:
         """The answer, once it is finished."""

@@ -7,7 +7,7 @@ from ddtree.errors import UserError
 
 Mode = Literal["ar", "chain", "tree"]
 MAX_BUDGET = 1024
-LARGEST_AUTO_BUDGET = 128
+LARGEST_AUTO_BUDGET = 127
 DEFAULT_TOP_K_CAP = 64
 
 

@@ -8,6 +8,13 @@ from typing import Any
 
 from ddtree.errors import UserError
 
+_CHARACTERS_A_TOKEN = 4
+"""About what English has; where a text has more, one more look decides."""
+
+
+class TooManyTokens(UserError):
+    """A text is far longer than what it is for."""
+
 
 class Tokenizer:
     """Text to tokens and back.
@@ -35,14 +42,37 @@ class Tokenizer:
                 "the tokenizer belongs to another model: download the folder again",
             )
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of raw text, with the model's own opening token if it has one.
+    def encode(self, text: str, *, is_chat: bool = False, context: int | None = None) -> list[int]:
+        """Tokens of text.
+
+        Args:
+            is_chat: it comes from `chat_text`, whose template wrote the opening token that raw text still gets.
+            context: tokens that the engine takes. A text of far more is refused for its beginning, so that the work is
+                bounded by this number and not by the text; one of a few more is the engine's to refuse.
 
         Raises:
             UserError: the text holds half of a character.
+            TooManyTokens: see ``context``.
         """
         _check_unicode(text)
-        return list(self._hf(text).input_ids)
+        if context is not None:
+            self._refuse_far_longer(text, is_chat, context)
+        return self._ids(text, is_chat)
+
+    def _refuse_far_longer(self, text: str, is_chat: bool, context: int) -> None:
+        """Try beginnings of the text, each twice as long as the one before.
+
+        A cut changes tokens near its end only; what is refused here has a quarter more than there may be.
+        """
+        bound = context + context // 4 + 16
+        length = _CHARACTERS_A_TOKEN * bound
+        while length < len(text):
+            if len(self._ids(text[:length], is_chat)) > bound:
+                raise TooManyTokens(f"the prompt has more than {bound} tokens, {context} are possible", "shorten it")
+            length *= 2
+
+    def _ids(self, text: str, is_chat: bool) -> list[int]:
+        return list(self._hf(text, add_special_tokens=not is_chat, verbose=False).input_ids)
 
     @property
     def chat_template(self) -> str:
@@ -72,6 +102,22 @@ class Tokenizer:
         always = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "tojson", "namespace"}
         return frozenset(found - always - set(environment.globals) - set(self._hf.special_tokens_map))
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that text can be made of; ids from here on belong to nothing."""
+        return len(self._hf)
+
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """Special tokens by id."""
+        return {i: str(token) for i, token in self._hf.added_tokens_decoder.items() if token.special}
+
+    @property
+    def edge_token_ids(self) -> set[int]:
+        """Tokens with a meaning of their own to the tokenizer: opening, ending, padding, unknown."""
+        ids = (self._hf.bos_token_id, self._hf.eos_token_id, self._hf.pad_token_id, self._hf.unk_token_id)
+        return {i for i in ids if i is not None}
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> list[int]:
@@ -79,6 +125,14 @@ class Tokenizer:
 
         Args:
             variables: more variables for the template, of those that `template_variables` names.
+
+        Raises:
+            UserError: as `chat_text`.
+        """
+        return self.encode(self.chat_text(messages, variables), is_chat=True)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """The text that `encode_chat` encodes.
 
         Raises:
             UserError: the model has no chat template, it does not accept the messages, or they hold half of a
@@ -97,10 +151,17 @@ class Tokenizer:
         except Exception as error:  # templates raise whatever their author chose
             raise UserError(f"the chat template refuses the messages ({error})", "check roles and contents") from None
         _check_unicode(text)
-        return list(self._hf(text, add_special_tokens=False).input_ids)
+        return text
+
+    def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of texts in which the special tokens are written out, as `chat_text` gives them."""
+        return [list(ids) for ids in self._hf(list(texts), add_special_tokens=False).input_ids]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of tokens."""
+        if self._hf.is_fast:  # what transformers does before it comes here takes three times as long as the rest
+            backend: Any = self._hf.backend_tokenizer
+            return str(backend.decode(ids, skip_special_tokens=skip_special_tokens))
         return str(
             self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         )
@@ -140,19 +201,24 @@ class TextStream:
         self._start = 0  # first token of the stretch that is decoded anew; what stands before cannot change any more
         self._told = 0  # tokens whose text was given out
 
-    def push(self, token_id: int) -> str:
-        """The text that ``token_id`` completes; empty while a character is still open."""
-        self._ids.append(token_id)
-        return self._advance(final=False)
+    def push(self, *token_ids: int) -> str:
+        """The text that these tokens complete; what belongs to a character still open comes later."""
+        self._ids += token_ids
+        text = self._advance()
+        if text is None and len(token_ids) > 1:  # how many of them leave no character open?
+            del self._ids[-len(token_ids) :]
+            return "".join(map(self.push, token_ids))
+        return text or ""
 
     def finish(self) -> str:
         """What was held back."""
-        return self._advance(final=True)
+        return self._advance(final=True) or ""
 
-    def _advance(self, final: bool) -> str:
-        before = self._tokenizer.decode(self._ids[self._start : self._told])
+    def _advance(self, final: bool = False) -> str | None:
+        """Text that was not given out yet; None while a character is open."""
         after = self._tokenizer.decode(self._ids[self._start :])
         if not final and after.endswith("\ufffd"):
-            return ""
+            return None
+        before = self._tokenizer.decode(self._ids[self._start : self._told])
         self._start, self._told = self._told, len(self._ids)
         return after[len(before) :]

@@ -180,11 +180,7 @@ class EngineThread:
         stats = sequence.stats
         rounds = zip(accepted_lengths, stats.round_ms[seat.rounds :], stats.round_budgets[seat.rounds :], strict=True)
         for length, round_ms, budget in rounds:
-            metrics.rounds.labels(sequence.shape.mode if budget else "ar", budget).inc()
-            metrics.accepted_length.observe(length)
-            metrics.round_s.observe(round_ms / 1e3)
-            for _ in range(length):
-                metrics.inter_token_s.observe(round_ms / 1e3 / length)
+            metrics.count_round(sequence.shape.mode if budget else "ar", budget, length, round_ms / 1e3)
         if sequence.finish_reason:
             metrics.choices.labels(sequence.finish_reason).inc()
 

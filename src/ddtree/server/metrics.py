@@ -1,9 +1,12 @@
 """What Prometheus can scrape; `docs/server.md` lists the names."""
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 import ddtree
 from ddtree.server.pulse import Beat
+from ddtree.server.tally import Tally
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64)
@@ -22,15 +25,16 @@ class Metrics:
             "cached_prompt_tokens", "Prompt tokens of answers that were found in the prefix cache."
         )
         self.completion_tokens = self._counter("completion_tokens", "Generated tokens, end tokens included.")
-        self.rounds = self._counter("rounds", "Rounds of sequences by mode and budget.", "mode", "budget")
+        rounds = self._counter("rounds", "Rounds of sequences by mode and budget.", "mode", "budget")
+        self._rounds_of = cache(rounds.labels)
         self.failed_steps = self._counter("failed_steps", "Engine steps that ended in a fault.")
         self.first_token_s = self._histogram("time_to_first_token_seconds", "Order to first token.", _SECONDS)
-        self.inter_token_s = self._histogram(
+        self._inter_token_s = self._tally(
             "inter_token_seconds", "Time of a round over its tokens, once for each token.", _SECONDS
         )
-        self.round_s = self._histogram("round_seconds", "Time of a round.", _SECONDS)
+        self._round_s = self._tally("round_seconds", "Time of a round.", _SECONDS)
         self.request_s = self._histogram("request_seconds", "Time of a request.", _SECONDS, "endpoint")
-        self.accepted_length = self._histogram(
+        self._accepted_length = self._tally(
             "accepted_length", "Tokens a round committed, the bonus included.", _LENGTHS
         )
         self.tau = self._gauge("tau", "Committed tokens per round over the last 512 rounds.")
@@ -43,6 +47,14 @@ class Metrics:
         self.ready = self._gauge("ready", "1 where /ready answers 200.")
         info = Gauge("ddtree_info", "The version.", ["version"], registry=self._registry)
         info.labels(ddtree.__version__).set(1)
+
+    def count_round(self, mode: str, budget: int, tokens: int, round_s: float) -> None:
+        """A sequence's part of a round, which committed ``tokens``; from the engine thread only."""
+        self._rounds_of(mode, budget).inc()
+        self._accepted_length.add(tokens)
+        self._round_s.add(round_s)
+        if tokens:
+            self._inter_token_s.add(round_s / tokens, tokens)
 
     def text(self, beat: Beat, is_ready: bool) -> bytes:
         """The exposition, with gauges as they are now."""
@@ -65,3 +77,6 @@ class Metrics:
 
     def _histogram(self, name: str, words: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"ddtree_{name}", words, labels, buckets=buckets, registry=self._registry)
+
+    def _tally(self, name: str, words: str, buckets: tuple[float, ...]) -> Tally:
+        return Tally(f"ddtree_{name}", words, buckets, self._registry)
