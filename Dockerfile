@@ -29,7 +29,10 @@ COPY src /source/src
 RUN pip install "/source[server]"
 
 FROM build AS build-cuda
-RUN pip install "torch>=2.11"
+# Empty takes pip's configured index, whose builds are for the newest CUDA; drivers that are older want another one, such
+# as https://download.pytorch.org/whl/cu126.
+ARG TORCH_INDEX=
+RUN pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch>=2.11"
 COPY pyproject.toml README.md LICENSE /source/
 COPY src /source/src
 RUN pip install "/source[server]"

@@ -1,11 +1,12 @@
-"""The same load on the same server, measured by `ddtree bench` and by guidellm, in turns.
+"""The same load on the same server, measured by `ddtree bench` and by another tool, in turns.
 
-    python benchmarks/bench_agreement.py --base-url http://127.0.0.1:8000 --guidellm VENV/bin/guidellm \
+    python benchmarks/bench_agreement.py --base-url http://127.0.0.1:8000 --peer guidellm --guidellm VENV/bin/guidellm \
         --tokenizer DIR --prompts prompts.jsonl --runs 10 --out benchmarks/results/bench_agreement.json
+    python benchmarks/bench_agreement.py --base-url http://127.0.0.1:30000 --peer sglang --peer-pythonpath SITE ...
 
-guidellm lives in an environment of its own. It asks for `stream_options.continuous_usage_stats`, an extension of vLLM
-that `ddtree serve` refuses: take that line out of its `request_handlers.py` first. Each tool's numbers are its own:
-ours from the rows, guidellm's from its JSON. Start the server with --no-prefix-cache.
+guidellm lives in an environment of its own; SGLang's client (`sglang.bench_serving`) in this one, or in a folder that
+comes first on its path. Each tool's numbers are its own: ours from the rows, a peer's from its JSON. Start the server
+with --no-prefix-cache, or warm: the prompts are the same in every run.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ddtree.bench.plan import Load, Matrix
-from ddtree.bench.provenance import commit, host, versions
+from ddtree.bench.provenance import PACKAGES, commit, gpus, host, versions
 from ddtree.bench.result_folder import read_requests, read_units
 from ddtree.bench.run import RunOptions, run_bench
 from ddtree.bench.statistics import Estimate, median_of_groups, ratio_of_medians
@@ -90,30 +91,71 @@ def by_guidellm(arguments: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def by_sglang(arguments: argparse.Namespace) -> dict[str, float]:
+    rows = [json.loads(line) for line in arguments.prompts.read_text(encoding="utf-8").splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        data, out = Path(folder) / "prompts.jsonl", Path(folder) / "out.jsonl"
+        common = {"stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True}
+        asked = [{"messages": [{"role": "user", "content": row["turns"][0]}]} | common for row in rows]
+        data.write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+        command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"]
+        command += ["--base-url", arguments.base_url, "--model", arguments.model]
+        command += ["--tokenizer", str(arguments.tokenizer), "--dataset-name", "openai", "--dataset-path", str(data)]
+        command += ["--sharegpt-output-len", str(arguments.max_tokens), "--num-prompts", str(len(rows))]
+        command += ["--max-concurrency", str(arguments.concurrency), "--warmup-requests", "0"]
+        command += ["--output-file", str(out), "--output-details", "--disable-tqdm"]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if arguments.peer_pythonpath:
+            environment["PYTHONPATH"] = arguments.peer_pythonpath
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0 and out.exists(), done.stderr[-2000:]
+        found = json.loads(out.read_text(encoding="utf-8").splitlines()[-1])
+    assert found["completed"] == len(rows), found["errors"]
+    texts = [(tokens - 1) / sum(gaps) for tokens, gaps in zip(found["output_lens"], found["itls"], strict=True) if gaps]
+    return {
+        "ttft_ms": found["median_ttft_ms"],
+        "user_tok_s": statistics.median(texts),
+        "total_tok_s": found["output_throughput"],
+    }
+
+
 def told(estimate: Estimate | None) -> dict[str, float] | None:
     return None if estimate is None else {"median": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    ours, theirs = runs
     found: dict[str, Any] = {}
     for quantity in QUANTITIES:
-        ours, theirs = ([[run[quantity]] for run in runs[tool]] for tool in ("ddtree bench", "guidellm"))
-        mine, other = median_of_groups(ours), median_of_groups(theirs)
+        own, others = ([[run[quantity]] for run in runs[tool]] for tool in (ours, theirs))
+        mine, other = median_of_groups(own), median_of_groups(others)
         assert mine and other
         found[quantity] = {
-            "ddtree bench": told(mine),
-            "guidellm": told(other),
-            "ratio": told(ratio_of_medians(ours, theirs)),
+            ours: told(mine),
+            theirs: told(other),
+            "ratio": told(ratio_of_medians(own, others)),
             "intervals_overlap": mine.low <= other.high and other.low <= mine.high,
         }
     return found
+
+
+def peer_version(arguments: argparse.Namespace) -> str:
+    if arguments.peer == "guidellm":
+        asked = [str(arguments.guidellm), "--version"]
+    else:
+        asked = [sys.executable, "-c", "from importlib.metadata import version; print(version('sglang'))"]
+    path = {"PYTHONPATH": arguments.peer_pythonpath} if arguments.peer_pythonpath else {}
+    told = subprocess.run(asked, capture_output=True, text=True, check=True, env=os.environ | path).stdout
+    return told.strip().split()[-1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", required=True)
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--guidellm", type=Path, required=True)
+    parser.add_argument("--peer", choices=["guidellm", "sglang"], required=True)
+    parser.add_argument("--guidellm", type=Path, help="its program")
+    parser.add_argument("--peer-pythonpath", metavar="DIR[:DIR]", help="where the peer is imported from")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--concurrency", type=int, default=2)
@@ -121,14 +163,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    peer = subprocess.run([str(arguments.guidellm), "--version"], capture_output=True, text=True, check=True).stdout
-    tools = {"ddtree bench": by_ddtree, "guidellm": by_guidellm}
-    by_ddtree(arguments)  # warm-up
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in tools}
+    if (arguments.peer == "guidellm") == (arguments.guidellm is None):
+        parser.error("--guidellm goes with --peer guidellm, and only with it")
+    name, by_peer = {
+        "guidellm": ("guidellm", by_guidellm),
+        "sglang": ("sglang.bench_serving", by_sglang),
+    }[arguments.peer]
+    version = peer_version(arguments)
+    tools = {"ddtree bench": by_ddtree, name: by_peer}
+    for tool in tools.values():  # warm-up
+        tool(arguments)
+    runs: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
     for number in range(arguments.runs):
-        for name in list(tools) if number % 2 == 0 else reversed(list(tools)):
-            runs[name].append(tools[name](arguments))
-            print(number, name, {key: round(value, 2) for key, value in runs[name][-1].items()}, flush=True)
+        for tool in list(tools) if number % 2 == 0 else reversed(list(tools)):
+            runs[tool].append(tools[tool](arguments))
+            print(number, tool, {key: round(value, 2) for key, value in runs[tool][-1].items()}, flush=True)
         content = {
             "what": "the same load on the same server by two tools, in turns; medians over runs, 95 % intervals",
             "runs_each": number + 1,
@@ -140,9 +189,10 @@ def main() -> None:
             },
             "compared": compared(runs),
             "raw": runs,
-            "versions": versions() | {"guidellm": peer.strip().split()[-1]},
+            "versions": versions(PACKAGES) | {name: version},
             "commit": commit(),
-            "host": host() | {"python": platform.python_version()},
+            "host": host(),
+            "gpus": gpus(),
         }
         arguments.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import httpx
 
 from ddtree.verify import Expectation, Options, Verdict, Verification
+from ddtree.verify.probes import answers
 
 METRICS = (
     "sglang:spec_", "sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:cuda_graph_passes_total",
@@ -27,6 +30,30 @@ METRICS = (
     "process_start_time_seconds", "ddtree_rounds_total", "ddtree_completion_tokens_total", "ddtree_prompt_tokens_total",
 )  # fmt: skip
 PRIVATE = ("api_key", "admin_api_key", "host", "ssl_")
+CHANGING = ("last_gen_throughput", "avg_spec_accept_length", "step_time_dict", "uptime_s")
+"""Beginnings of keys of `/server_info`; the changing ones are never read, and would make every page another one."""
+
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|Users|var/tmp)/[\w./+-]*")
+"""What is left of the machine's own after the paths that are named."""
+
+DRAWN: ContextVar[dict[str, list[Any]] | None] = ContextVar("DRAWN", default=None)
+"""What the probe of answers draws anew in each run, by the name of what draws it: a replay must ask the same."""
+
+
+def _told(name: str) -> None:
+    draw = getattr(answers, name)
+
+    def drawn() -> Any:
+        value = draw()
+        if (told := DRAWN.get()) is not None:
+            told.setdefault(name, []).append(value)
+        return value
+
+    setattr(answers, name, drawn)
+
+
+for each in ("_numbers", "most_tokens"):
+    _told(each)
 
 
 class Recorder:
@@ -42,17 +69,17 @@ class Recorder:
         if path == "/metrics":
             text = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(METRICS))
         elif path in ("/server_info", "/get_server_info") and status == 200:
-            text = json.dumps(_without_private(json.loads(text)))
+            text = json.dumps(_shortened(json.loads(text)))
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         with self._lock:
             self.contents.setdefault(digest, text)
             self.steps.append({"method": method, "path": path, "status": status, "content": digest})
 
 
-def _without_private(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: None if k.startswith(PRIVATE) else _without_private(v) for k, v in value.items()}
-    return [_without_private(each) for each in value] if isinstance(value, list) else value
+        return {k: None if k.startswith(PRIVATE + CHANGING) else _shortened(v) for k, v in value.items()}
+    return [_shortened(each) for each in value] if isinstance(value, list) else value
 
 
 @contextmanager
@@ -104,8 +131,11 @@ def record(
     Args:
         renamed: paths of this machine, and what stands for them in the file.
     """
+    drawn: dict[str, list[Any]] = {}
+    DRAWN.set(drawn)
     with recording(url) as (between, recorder):
         verdict = Verification(between, expectation, options).run()
+    DRAWN.set(None)
     kept = {
         "note": note,
         "engine": verdict.engine,
@@ -113,6 +143,7 @@ def record(
         "options": {k: v for k, v in vars(options).items() if k != "log"},
         "verdict": verdict.status.value,
         "violated": sorted({f"{f.probe}: {f.claim}" for f in verdict.findings if f.status.value == "violated"}),
+        "drawn": drawn,
         "steps": recorder.steps,
         "contents": recorder.contents,
     }
@@ -120,7 +151,7 @@ def record(
     for path, name in sorted(renamed.items(), key=lambda pair: -len(pair[0])):
         text = text.replace(path, name)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
+    out.write_text(MACHINE_PATH.sub("(a path)", text))
     return verdict
 
 

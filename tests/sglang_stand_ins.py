@@ -17,7 +17,17 @@ import sys
 import types
 from typing import Any
 
-STOOD_IN = {"triton", "sgl_kernel", "flashinfer", "torchvision", "IPython", "aiohttp", "xgrammar", "sentencepiece"}
+STOOD_IN = {
+    "triton",
+    "tvm_ffi",
+    "sgl_kernel",
+    "flashinfer",
+    "torchvision",
+    "IPython",
+    "aiohttp",
+    "xgrammar",
+    "sentencepiece",
+}
 OUR_FLAGS = "--speculative-ddtree"
 SHOWN = (
     "speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk", "speculative_num_steps",
@@ -120,17 +130,83 @@ def answer(flags: list[str]) -> dict[str, Any]:
         del os.environ[name]
     try:
         found = prepare_server_args(flags)
+        if hasattr(found, "resolve_once"):  # since 0.5.23 a step of its own, before the server starts
+            found.resolve_once()
     except (Exception, SystemExit) as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    everything = {
-        field.name: repr(getattr(found, field.name)) for field in dataclasses.fields(found) if field.name != "port"
-    }
-    shown = {name: getattr(found, name, None) for name in SHOWN}
-    # As the scheduler tells /server_info: all attributes of the arguments, which were pickled into its process.
-    state = vars(pickle.loads(pickle.dumps(found)))
+    # As the scheduler tells /server_info, in whose process the arguments come pickled.
+    state = published(pickle.loads(pickle.dumps(found)))
+    shown = {name: state.get(name) for name in SHOWN}
     shown["internal_state"] = {name: value for name, value in state.items() if "speculative" in name}
-    shown["internal_state"] |= {"model_path": found.model_path}
+    shown["internal_state"] |= {"model_path": state["model_path"]}
+    everything = {name: repr(value) for name, value in state.items() if name not in ("port", "model_config")}
     return shown | {"resolved": os.environ.get("DDTREE_SGLANG_RESOLVED"), "everything": everything}
+
+
+def published(arguments: Any) -> dict[str, Any]:
+    """Resolved arguments by name: all attributes, or what 0.5.23 makes of its sealed record when it is published."""
+    if dataclasses.is_dataclass(arguments):
+        return vars(arguments)
+    from sglang.srt.arg_groups.arg_utils import field_names
+    from sglang.srt.arg_groups.overrides import resolution_result
+
+    state = {name: resolution_result(arguments, name) for name in sorted(field_names(type(arguments)))}
+    from sglang.srt.managers.scheduler_components.internal_state import SchedulerInternalStateController
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    algorithm = SpeculativeAlgorithm.from_string(state["speculative_algorithm"])
+    teller = object.__new__(SchedulerInternalStateController)
+    teller.scheduler = types.SimpleNamespace(spec_algorithm=algorithm, draft_worker=None)
+    teller._average_accept_length = lambda: None
+    teller._add_speculative(state)
+    return state
+
+
+def worker(flags: list[str]) -> dict[str, Any]:
+    """The worker's parts beside this SGLang's: what it puts in their place, and how target and drafter differ.
+
+    Args:
+        flags: of a server with a budget of 16.
+    """
+    import sglang.srt.runtime_context as context
+    from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
+    from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from ddtree.sglang.draft_input import RESERVED, DDTreeDraftInput
+    from ddtree.sglang.draft_scope import DraftScope
+    from ddtree.sglang.resolution import resolved_view
+    from ddtree.sglang.width_table import KEY_FIELDS
+    from ddtree.sglang.worker import DDTreeWorker
+
+    for name in [name for name in os.environ if name.startswith("DDTREE_SGLANG")]:
+        del os.environ[name]
+    arguments = prepare_server_args(flags)
+    if hasattr(arguments, "resolve_once"):
+        arguments.resolve_once()
+    set_global_server_args_for_scheduler(arguments)
+    spec = getattr(context, "get_spec", lambda: None)()
+    scope, names = DraftScope(arguments, 12), ("speculative_num_draft_tokens", "speculative_eagle_topk")
+
+    def seen() -> dict[str, Any]:
+        by_arguments = [getattr(resolved_view(given), names[0]) for given in (arguments, scope.arguments)]
+        return {"arguments": by_arguments, "configuration": spec and [getattr(spec, name) for name in names]}
+
+    before = seen()
+    with scope():
+        within = seen()
+    view = resolved_view(arguments)
+    algorithm = SpeculativeAlgorithm.from_string("DDTREE")
+    own = [name for name in vars(DDTreeWorker) if callable(getattr(DDTreeWorker, name)) and name != "__module__"]
+    return {
+        "of_sglang": sorted(name for name in own if name in vars(DFlashWorkerV2)),
+        "rows": [algorithm.get_num_tokens_per_req_for_target_verify(17, draft) for draft in (False, True)],
+        "reserved": RESERVED,
+        "reserved_fields": [hasattr(DDTreeDraftInput, f"{RESERVED}_{end}") for end in ("cpu", "sum")],
+        "before": before, "within": within, "after": seen(),
+        "key_fields_missing": [name for name in KEY_FIELDS if not hasattr(view, name)],
+        "read_by_the_worker": [view.sampling_backend, view.random_seed, view.ep_size],
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -143,6 +219,7 @@ def main() -> None:
     before = [answer(flags) for flags in others]
     load_plugins()
     told = {"before": before, "after": [answer(flags) for flags in others], "answers": [answer(f) for f in cases]}
+    told |= {"worker": worker(next(flags for flags in cases if "DDTREE" in flags))}
     print("\n" + json.dumps(told))
 
 

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from auto_server import start_auto
+from auto_server import compare, start_servers
 from exact_draws import CASES, check_draws, joint_law
+from grammar_checks import check_grammar
 from near_ties import MOST_STEPS, STEP, partings, verdict
 from pool_checks import check_abort, check_prefix, check_retraction, check_soak
 from servers import figures
 from ways import EXACT_MOST, WAYS
 
-IN_TURN = ("ar", "dflash", "tree32", "tree64", "tree16", "tree8", "tree32-split", "auto")
+from kit import ROOT
+
+IN_TURN = ("ar", "dflash", "tree32", "tree32-split", "tree64", "tree16", "tree8", "chain")
 CONCURRENCIES = (1, 4, 16)
 LEAST_P = 1e-3
+TAU_WITHIN = 0.02
+NATIVE = {"bfloat16": {"tree16": 16, "tree32": 32, "tree64": 64}, "float32": {"tree32-exact": 32}}
+"""Trees whose tau is held against the native engine's, with their budgets."""
 
 
-def speeds(run: Any, piece: str = "speeds") -> None:
+def speeds(run: Any) -> None:
     """In turn, so that a slow minute of the machine meets all of them; the first round is taken before any repeat."""
     names = [name for name in IN_TURN if name in run.ready]
+    for name in names:
+        run.guarded(name, lambda n=name: run.servers[n].warm_up(run.prompts))
     for _ in range(run.args.repeats):
         for concurrency in CONCURRENCIES:
             batch = {1: run.prompts[::2], 4: run.prompts, 16: run.prompts * 2}[concurrency]
             for name in [name for name in names if name in run.ready]:
-                if run.is_late(piece):
+                if run.is_late("speeds"):
                     return
                 taken = run.guarded(
                     name, lambda n=name, b=batch, c=concurrency: figures(*run.servers[n].answer_all(b, c))
@@ -39,38 +50,93 @@ def speeds(run: Any, piece: str = "speeds") -> None:
 
 
 def texts(run: Any) -> None:
-    """Alone or ragged four at a time, from an empty cache; then where they part from plain decoding's."""
-
-    def take(name: str) -> None:
-        server, way = run.servers[name], WAYS[name]
-        server.flush()
-        cold, cold_s = server.answer_all(run.prompts, 1 if way.alone else 4)
-        row = run.way(name)
-        row["cold"] = figures(cold, cold_s)
-        row["cuda_graph"] = b"cuda graph: True" in server.log.read_bytes() if server.log else None
-        run.texts[name] = cold
-        run.say(f"{name}: {json.dumps(row)}")
-
+    """From an empty cache, as the way says; then where they part from plain decoding's."""
     names = [name for name in run.args.only if name in run.ready]
-    run.side_by_side([(name, lambda n=name: take(n)) for name in names])
-    run.side_by_side([(name, lambda n=name: _compare(run, n)) for name in names])
+    run.side_by_side([(name, lambda n=name: _take(run, n)) for name in names])
+    for plain in (True, False):  # plain decoding against itself first: it says how far rounding goes
+        some = [name for name in names if (not WAYS[name].against) == plain]
+        run.side_by_side([(name, lambda n=name: _compare(run, n)) for name in some])
+
+
+def _take(run: Any, name: str) -> None:
+    """Texts; those of plain decoding in both ways, so that it can be held against itself."""
+    server, way, row = run.servers[name], WAYS[name], run.way(name)
+    tokens = {"max_new_tokens": 128, "ignore_eos": True} if way.moe else {}
+    server.flush()
+    cold, cold_s = server.answer_all(run.prompts, 4 if way.texts == "four at a time" else 1, **tokens)
+    row["cold"] = figures(cold, cold_s)
+    row["cuda_graph"] = b"cuda graph: True" in server.log.read_bytes() if server.log else None
+    run.texts[name] = cold
+    if not way.against:
+        server.flush()
+        run.batched[name], _ = server.answer_all(run.prompts, 4, **tokens)
+    run.say(f"{name}: {json.dumps(row)}")
 
 
 def _compare(run: Any, name: str) -> None:
-    way = WAYS[name]
-    if not way.against or name not in run.texts:
+    way, row = WAYS[name], run.way(name)
+    against = way.against or name
+    if name not in run.texts or against not in run.texts:
+        row["texts"] = {"against": against, "not_compared": f"{name} or {against} has no texts"}
+        run.must(name, against in run.texts, f"its texts are not compared: {against} has none")
         return
-    if way.against not in run.texts:
-        run.way(name)["texts"] = {"against": way.against, "not_compared": f"{way.against} has no texts"}
-        return
-    plain = way.against if way.against.startswith("ar") else "ar"
-    places, parted = partings(run.servers[plain], run.prompts, run.texts[name], run.texts[way.against])
-    row = verdict(places, parted, EXACT_MOST if way.against == "ar-exact" else MOST_STEPS * STEP)
-    run.way(name)["texts"] = {"against": way.against, "first_differences": places, **row}
-    shown = {key: row[key] for key in ("equal", "near_ties", "faults", "largest_gap", "gaps_in_steps")}
-    run.say(f"{name} against {way.against}: {json.dumps(shown)}")
-    run.must(name, not row["faults"], f"{row['faults']} texts part from {way.against} at no near-tie")
-    run.must(name, not way.alone or row["equal"] == len(places), f"not all texts are equal to {way.against}'s")
+    got = run.texts[name] if way.against else run.batched[name]
+    plain = against if WAYS[against].against == "" else WAYS[against].against
+    limit = EXACT_MOST if WAYS[plain].is_exact else MOST_STEPS * STEP
+    if way.moe and way.against and not WAYS[plain].is_exact:
+        # Where two experts are nearly tied, another one is a larger step than rounding: as large as in plain decoding.
+        limit = max(limit, run.way(plain)["texts"]["largest_gap"])
+    places, parted = partings(run.servers[plain], run.prompts, got, run.texts[against])
+    found = verdict(places, parted, limit)
+    row["texts"] = {"against": against, "first_differences": places, "limit": limit, **found}
+    shown = {key: found[key] for key in ("equal", "near_ties", "faults", "largest_gap", "gaps_in_steps")}
+    run.say(f"{name} against {against}: {json.dumps(shown)}")
+    if not way.against:
+        return  # plain decoding against itself is a measure of rounding, not a check
+    run.must(name, not found["faults"], f"{found['faults']} texts part from {against} at no near-tie")
+    equal = way.texts != "alone and equal" or found["equal"] == len(places)
+    run.must(name, equal, f"not all texts are equal to {against}'s")
+
+
+def tau(run: Any) -> None:
+    """Tokens a round as by the native engine at the same budget, over the same prompts."""
+    wanted = {
+        dtype: {n: b for n, b in names.items() if n in run.texts} for dtype, names in NATIVE.items()
+    }  # fmt: skip
+    if not any(wanted.values()):
+        raise LookupError("no tree has texts")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda dtype: _tau(run, dtype, wanted[dtype]), [d for d in wanted if wanted[d]]))
+
+
+def _tau(run: Any, dtype: str, names: dict[str, int]) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/sglang_h200/native_tau.py"), "--dtype", dtype]
+    command += ["--model", str(run.args.target), "--draft", str(run.args.drafter)]
+    command += ["--budgets", *map(str, names.values())]
+    done = subprocess.run(
+        command, input=json.dumps(run.prompts), capture_output=True, text=True, check=False, timeout=200,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"the native engine in {dtype}: {done.stderr[-1500:]}")
+    native = json.loads(done.stdout.strip().splitlines()[-1])
+    for name, budget in names.items():
+        # Both without the first token, which comes from reading the prompt.
+        own = native[str(budget)]
+        answers = run.texts[name]
+        tokens = [int(answer.meta["completion_tokens"]) - 1 for answer in answers]
+        rounds = [int(answer.meta["spec_verify_ct"]) for answer in answers]
+        ours, theirs = sum(own["tokens"]) / sum(own["rounds"]), sum(tokens) / sum(rounds)
+        run.note(f"tau {name}", {
+            "sglang": round(theirs, 3), "native": round(ours, 3), "ratio": round(theirs / ours, 4),
+            "tokens": [sum(tokens), sum(own["tokens"])], "rounds": [sum(rounds), sum(own["rounds"])],
+            "same_tokens_and_rounds": sum(
+                pair == other for pair, other in zip(
+                    zip(tokens, rounds, strict=True), zip(own["tokens"], own["rounds"], strict=True), strict=True,
+                )
+            ),
+        })  # fmt: skip
+        run.must(name, abs(theirs / ours - 1) <= TAU_WITHIN, f"tau {theirs:.3f} against the native engine's {ours:.3f}")
 
 
 def draws(run: Any) -> None:
@@ -144,18 +210,48 @@ def info(run: Any) -> None:
 
 
 def auto(run: Any) -> None:
-    """A server with budget auto, beside the trees that run; its speeds are taken in turn with theirs."""
-    trees = [name for name in ("tree16", "tree32", "tree64") if name in run.ready]
-    if not trees:
-        raise LookupError("no tree is ready")
-    start_auto(run, trees)
-    if run.results["budgets"].get("auto_ready"):
-        run.ready.add("auto")
-        speeds(run, "auto")
+    """Servers with budget auto, beside fixed widths."""
+    compare(run, start_servers(run), "auto")
+
+
+def experts(run: Any) -> None:
+    """Distinct experts by tree size, as the server printed them."""
+    (server,) = run.needs("moe-count")
+    server.answer_all(run.prompts, 1, max_new_tokens=128, ignore_eos=True)
+    lines = server.log.read_text(errors="replace").splitlines()
+    starts = [place for place, line in enumerate(lines) if "distinct experts by budget" in line]
+    if not starts:
+        raise LookupError("the server printed no table")
+    rows = [line for line in lines[starts[-1] : starts[-1] + 14] if line.startswith("|") or "distinct" in line]
+    run.note("experts", rows)
+    counts = [float(row.split("|")[2]) for row in rows[3:]]
+    run.must("moe-count", counts == sorted(counts) and counts[0] == 6, "not the six of one row, or not rising")
+
+
+def ranks(run: Any) -> None:
+    """Rounds whose trees the ranks compared; a difference would have ended the server."""
+    names = [name for name in run.args.only if "-16" in name and name in run.ready]
+    if not names:
+        raise LookupError("no tree over several ranks is ready")
+    for name in names:
+        lines = run.servers[name].log.read_text(errors="replace").splitlines()
+        told = [line for line in lines if "rounds alike on" in line]
+        run.note(f"ranks {name}", told[-1:])
+        run.must(name, bool(told) and run.servers[name].alive(), "the ranks did not compare their trees")
+
+
+def grammar(run: Any) -> None:
+    """Answers under a schema and a regular expression: as by plain decoding, and of that form."""
+    plain, tree = run.needs("ar-grammar", "grammar16")
+    found = check_grammar(plain, tree, run.prompts)
+    run.note("grammar", found)
+    run.must("grammar16", not found["misshapen"], f"{found['misshapen']} answers are not of the form asked for")
+    run.must("grammar16", not found["faults"], f"{found['faults']} answers part at no near-tie")
 
 
 PIECES: dict[str, tuple[Callable[[Any], None], float]] = {
-    "speeds": (speeds, 90), "texts": (texts, 60), "prefix": (prefix, 20), "abort": (abort, 40), "info": (info, 10),
-    "retraction": (retraction, 90), "draws": (draws, 120), "auto": (auto, 150), "soak": (soak, 180),
+    "speeds": (speeds, 400), "texts": (texts, 230), "prefix": (prefix, 30), "tau": (tau, 210), "info": (info, 10),
+    "retraction": (retraction, 120), "abort": (abort, 60), "draws": (draws, 300), "grammar": (grammar, 60),
+    "experts": (experts, 60), "ranks": (ranks, 10), "auto": (auto, 550), "soak": (soak, 240),
 }  # fmt: skip
-"""In the order in which they run, each with the seconds that it may take at most."""
+"""Each with the seconds that it may take at most."""

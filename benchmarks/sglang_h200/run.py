@@ -1,7 +1,9 @@
-"""DDTREE in SGLang on one GPU: many servers side by side; speeds, texts against plain decoding, draws, pool.
+"""DDTREE in SGLang on GPUs: many servers side by side; speeds, texts against plain decoding, draws, pool.
 
     python benchmarks/sglang_h200/run.py --kit DIR --target DIR --drafter DIR --prompts DIR --out DIR
         [--only SERVER ...] [--pieces NAME ...]
+
+Several runs may go on at once on different GPUs (CUDA_VISIBLE_DEVICES), each with a ``--slot`` of its own.
 
 Servers start together, since most of a start is imports; speeds come first, one server at a time, in turn, the others
 idle. A piece that fails or takes too long says so and the next has its turn; what is known is written after each, and
@@ -15,22 +17,27 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pieces import CONCURRENCIES, PIECES
 from servers import Answer, Server
-from ways import WAYS, arguments
+from tiny_moe import make_pair
+from ways import WAYS, Way, arguments
 
-from kit import environment, install_kit, plugin_path, put_over
+from kit import environment, plugin_path, site_folder
+
+SLOTS = ("", "texts", "draws", "pool", "v0517", "flashinfer", "moe", "moe2", "speeds", "auto")
+"""Each has ports of its own, below those that the system hands out."""
+
+FIRST_PORT, PORTS_A_SLOT, PORTS_A_SERVER = 10000, 2000, 20
 
 
 class Benchmark:
@@ -44,6 +51,7 @@ class Benchmark:
         self.deadlines: dict[str, float] = {}
         self.servers: dict[str, Server] = {}
         self.texts: dict[str, list[Answer]] = {}
+        self.batched: dict[str, list[Answer]] = {}
         self.ending = threading.Lock()
 
     def left(self) -> float:
@@ -55,26 +63,31 @@ class Benchmark:
     # -- servers ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        site = self.args.site.resolve()
-        install_kit(self.args.kit, site)
-        if self.args.overlay:
-            put_over(site, self.args.overlay)
-        self.env = environment(site, plugin_path(site.with_name("plugin")))
-        self.logs = site.with_name(f"logs-{self.args.out.name}")
+        site = site_folder(self.args.kit, self.args.sites.resolve(), self.args.overlay)
+        self.logs = self.args.out / "logs"
         self.logs.mkdir(exist_ok=True)
+        self.env = environment(site, plugin_path(self.args.out.resolve() / "plugin"))
+        if "auto" in self.args.pieces:  # nothing that was measured before
+            self.env["DDTREE_CACHE"] = str(self.args.out.resolve() / "cache")
+        self.pairs: dict[int | None, tuple[Path, Path]] = {None: (self.args.target, self.args.drafter)}
+        for latent in {WAYS[name].moe for name in self.args.only} - {None}:
+            made = self.args.sites.resolve() / f"moe-{self.args.slot}"
+            self.pairs[latent] = make_pair(self.args.target, made, int(latent))
         self.say("kit ready")
-        for index, name in enumerate(self.args.only):
-            self.start_one(name, WAYS[name], 30000 + 200 * index)
+        for name in self.args.only:
+            self.start_one(name, WAYS[name])
 
-    def start_one(self, name: str, way: Any, port: int) -> Server:
-        line = arguments(way, str(self.args.target), str(self.args.drafter))
+    def start_one(self, name: str, way: Way) -> Server:
+        target, drafter = self.pairs[way.moe]
+        port = FIRST_PORT + PORTS_A_SLOT * SLOTS.index(self.args.slot) + PORTS_A_SERVER * len(self.servers)
+        line = arguments(way, str(target), str(drafter))
         server = self.servers[name] = Server(name, line, port, way.environment)
         server.start(self.env, self.logs)
         return server
 
-    def wait(self, server: Server) -> bool:
-        begun = time.time()
-        while time.time() - begun < self.args.start_seconds and self.left() > 0:
+    def wait(self, server: Server, seconds: float | None = None) -> bool:
+        begun, seconds = time.time(), seconds or self.args.start_seconds
+        while time.time() - begun < seconds and self.left() > 0:
             if not server.alive():
                 self.say(f"=== {server.name}: ended at start\n{server.tail(60)}\n")
                 return False
@@ -92,7 +105,7 @@ class Benchmark:
         if not self.wait(server):
             self.results["not_started"].append(name)
             return
-        server.generate(self.prompts[0], timeout=100)
+        server.generate(self.prompts[0], timeout=120)
         self.way(name)
         self.ready.add(name)
 
@@ -110,7 +123,7 @@ class Benchmark:
             return None
 
     def side_by_side(self, jobs: list[tuple[str, Callable[[], Any]]]) -> None:
-        with ThreadPoolExecutor(24) as pool:
+        with ThreadPoolExecutor(32) as pool:
             list(pool.map(lambda job: self.guarded(*job), jobs))
 
     # -- pieces ----------------------------------------------------------------------------------------------------
@@ -165,17 +178,21 @@ class Benchmark:
         self.say(f"{name}: {json.dumps(found)}")
 
     def table(self) -> None:
-        self.say("median of the repeats: tok/s of a request at c=1, of all together at c=4 and 16; tau")
+        """Medians over the repeats, and the quartiles where there are enough: a request at c=1, else all together."""
+        if not self.results["speeds"]:
+            return
+        print(f"== {self.args.slot}: tok/s, median [quartiles]; of a request at c=1, of all together at c=4 and 16")
         for name, rows in self.results["speeds"].items():
             cells = []
             for c in CONCURRENCIES:
                 runs = rows.get(f"c{c}", [])
-                key = "request_tok_s" if c == 1 else "total_tok_s"
-                if runs:
-                    cells.append(
-                        f"c{c} {median(run[key] for run in runs):8.1f} (tau {median(run['tau'] for run in runs):.2f})"
-                    )
-            print(f"  {name:14}" + "  ".join(cells), flush=True)
+                speeds = [run["request_tok_s" if c == 1 else "total_tok_s"] for run in runs]
+                if len(runs) > 1:
+                    low, middle, high = quantiles(speeds, n=4, method="inclusive")
+                    cells.append(f"c{c} {middle:7.0f} [{low:.0f}, {high:.0f}] of {len(runs)}, tau {runs[0]['tau']:.2f}")
+                elif runs:
+                    cells.append(f"c{c} {speeds[0]:7.0f}, tau {runs[0]['tau']:.2f}")
+            print(f"== {name:13}" + "  ".join(cells), flush=True)
 
     def write(self) -> None:
         """What is known so far, in one step, so that nothing half-written stays."""
@@ -188,10 +205,20 @@ class Benchmark:
         for server in list(self.servers.values()):
             server.stop()
         self.write()
-        if hasattr(self, "logs"):
-            with tarfile.open(self.args.out / "logs.tar.gz", "w:gz") as archive:
-                archive.add(self.logs, "logs")
         self.say("all ended")
+        self.summary()
+
+    def summary(self) -> None:
+        """In few lines, each marked for `slot.sh`: how far it came, and what is not as it should be."""
+        name = self.args.slot or "run"
+        for piece in self.args.pieces:
+            row = self.results["pieces"].get(piece, {"state": "not begun"})
+            print(f"== {name}: {piece} {row['state']} ({row.get('seconds', 0)} s)")
+        for server in self.results["not_started"]:
+            print(f"== {name}: {server} DID NOT START")
+        for server, faults in self.results["failed"].items():
+            print(f"== {name}: {server} FAILED {'; '.join(faults)[:200]}")
+        sys.stdout.flush()
 
     def out_of_time(self) -> None:
         self.say("out of time")
@@ -203,16 +230,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("kit", "target", "drafter", "prompts", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--site", type=Path, default=Path("site"), help="where the kit is unpacked to")
+    parser.add_argument("--slot", default="", choices=SLOTS, help="whose ports to use")
+    parser.add_argument("--sites", type=Path, default=Path("sites"), help="where kits are unpacked to, shared by slots")
     parser.add_argument("--overlay", type=Path, help="wheel of another SGLang, put over the kit's")
     parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS), help="servers to start")
     parser.add_argument("--pieces", nargs="*", default=list(PIECES), choices=list(PIECES), help="what to do with them")
     parser.add_argument("--count", type=int, default=20, help="prompts, half of them maths, half code")
     parser.add_argument("--draws", type=int, default=480, help="draws a case at temperature above 0")
     parser.add_argument("--soak", type=int, default=3000, help="requests of the soak")
-    parser.add_argument("--repeats", type=int, default=3, help="speeds at most so often")
-    parser.add_argument("--seconds", type=float, default=330, help="after that all is ended")
-    parser.add_argument("--start-seconds", type=float, default=120, help="to wait for servers at most")
+    parser.add_argument("--repeats", type=int, default=8, help="speeds at most so often")
+    parser.add_argument("--seconds", type=float, default=560, help="after that all is ended")
+    parser.add_argument("--start-seconds", type=float, default=320, help="to wait for servers at most")
     args = parser.parse_args()
     args.target, args.drafter = args.target.resolve(), args.drafter.resolve()
     args.out.mkdir(parents=True, exist_ok=True)

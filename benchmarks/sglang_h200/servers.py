@@ -112,6 +112,11 @@ class Server:
             answers = list(pool.map(lambda ids: self.generate(ids, **sampling), prompts))
         return answers, time.perf_counter() - begun
 
+    def warm_up(self, prompts: list[list[int]]) -> None:
+        """Run every batch size once, so that no timed pass compiles or loads anything."""
+        for concurrency in (1, 4, 16):
+            self.answer_all((prompts * 2)[: 2 * concurrency], concurrency, max_new_tokens=48)
+
     def stop(self) -> None:
         """End the server and all that it spawned, at once."""
         if self.process is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddtree.plain_text import printable
+
 
 class UserError(Exception):
     """Bad input or environment, told in one line: what is wrong, and what to do about it.
@@ -20,4 +22,4 @@ class UserError(Exception):
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))

@@ -11,6 +11,7 @@ _PACKAGES = {
     "fetch": ("huggingface_hub",),
     "kit": ("bagit", "rocrate", "detect_secrets", "zstandard"),
     "engine": _ENGINE,
+    "search": ("optuna",),
     "server": (*_ENGINE, "fastapi", "uvicorn", "prometheus_client", "llguidance"),
 }
 

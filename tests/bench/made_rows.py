@@ -54,50 +54,64 @@ def place(cell, repetition, run_id="run"):
     }
 
 
-def write_run(folder: Path, cells: dict, *, repetitions=5, label="made", settings=None, gpus=(), missing=0) -> Path:
+def write_run(
+    folder: Path,
+    cells: dict,
+    *,
+    repetitions=5,
+    label="made",
+    settings=None,
+    gpus=(),
+    missing=0,
+    engine="native",
+    plan=None,
+    session=None,
+) -> Path:
     """A result folder. ``cells``: (workload, context, concurrency, variant) to the arguments of its requests.
 
-    ``total_tok_s`` among them is what its units say; values vary by 2 % from repetition to repetition.
+    ``total_tok_s`` among them is what its units say, in a steady window unless ``is_steady`` is false, and a tenth less
+    over the whole unit; it varies by ``swing`` (0.02: 2 %) over the repetitions. ``plan``, ``session``: other fields.
     """
     units = [place(cell, r)["unit"] for r in range(repetitions) for cell in cells]
-    plan = PlanRecord(
-        base_url="http://127.0.0.1:1",
-        api="chat",
-        model="m",
-        workloads=[WorkloadRecord(name="w", source="made", prompts=4, sha256="1" * 64)],
-        units=units + [f"missing/{i}" for i in range(missing)],
-        repetitions=repetitions,
-        requests_per_unit={"1": 4},
-        max_tokens=32,
-        ignore_eos=False,
-        seed=0,
-        warm_up_requests=0,
-        unique_prefix=False,
-        request_timeout_s=1,
-        stall_timeout_s=1,
-    )
-    run = RunRecord(run_id="run", created_at=1.0, label=label, settings=settings or {}, plan=plan)
+    planned = {
+        "base_url": "http://127.0.0.1:1",
+        "api": "chat",
+        "model": "m",
+        "workloads": [WorkloadRecord(name="w", source="made", prompts=4, sha256="1" * 64)],
+        "units": units + [f"missing/{i}" for i in range(missing)],
+        "repetitions": repetitions,
+        "requests_per_unit": {"1": 4},
+        "max_tokens": 32,
+        "ignore_eos": False,
+        "seed": 0,
+        "warm_up_requests": 0,
+        "unique_prefix": False,
+        "request_timeout_s": 1,
+        "stall_timeout_s": 1,
+    }
+    record = PlanRecord(**planned | (plan or {}))
+    run = RunRecord(run_id="run", created_at=1.0, label=label, settings=settings or {}, plan=record)
+    seen = {
+        "run_id": "run",
+        "started_at": time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, 0)),
+        "command": ["ddtree", "bench", "--workload", "w w.jsonl", "--resume"],
+        "versions": {"ddtree": "0", "torch": None},
+        "commit": "abc123",
+        "host": {"cpu": "a CPU", "cores": 2, "memory_gib": 8},
+        "gpus": list(gpus),
+        "engine": engine,
+        "server_facts": {"/server_info": {"versions": {"ddtree": "0"}, "requested": {"mode": "<script>"}}},
+    }
     with ResultFolder(folder) as results:
         results.begin(run, resume=False)
-        results.begin_session(
-            SessionRecord(
-                run_id="run",
-                started_at=time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, 0)),
-                command=["ddtree", "bench", "--workload", "w w.jsonl", "--resume"],
-                versions={"ddtree": "0", "torch": None},
-                commit="abc123",
-                host={"cpu": "a CPU", "cores": 2, "memory_gib": 8},
-                gpus=list(gpus),
-                engine="native",
-                server_facts={"/server_info": {"versions": {"ddtree": "0"}, "requested": {"mode": "<script>"}}},
-            )
-        )
+        results.begin_session(SessionRecord(**seen | (session or {})))
         for repetition in range(repetitions):
             for cell, given in cells.items():
                 given = dict(given)
                 total = given.pop("total_tok_s", 50.0)
                 errors = given.pop("errors", 0)
-                swing = 1 + 0.02 * (repetition - (repetitions - 1) / 2) / max(1, repetitions)
+                is_steady, share = given.pop("is_steady", True), given.pop("swing", 0.02)
+                swing = 1 + share * (repetition - (repetitions - 1) / 2) / max(1, repetitions)
                 where = place(cell, repetition)
                 rows = [request_row(where, sent_s=i, prompt=f"p{i}", **given) for i in range(4)]
                 rows += [request_row(where, error="http_500") for _ in range(errors)]
@@ -107,8 +121,8 @@ def write_run(folder: Path, cells: dict, *, repetitions=5, label="made", setting
                     duration_s=4.0,
                     requests=len(rows),
                     errors={"http_500": errors} if errors else {},
-                    window_s=(0.1, 3.0),
-                    steady_tok_s=total * swing,
+                    window_s=(0.1, 3.0) if is_steady else None,
+                    steady_tok_s=total * swing if is_steady else None,
                     whole_tok_s=total * swing * 0.9,
                     metrics_tau=None,
                     metrics={},

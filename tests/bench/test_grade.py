@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.chat_server import answering
+from ddtree.bench.grade.collect import Collected, collect
 from ddtree.bench.grade.parting import Chance, parting
 from ddtree.bench.grade.problem import graded, number_of, program_of
 from ddtree.bench.grade.run import GradeOptions, judge_references, run_grade
@@ -90,9 +91,9 @@ def test_references_of_the_public_sets(box):
     benchmark_prompts = Path(__file__).parents[3] / "shared" / "data" / "prompts"
     if not benchmark_prompts.is_dir():
         pytest.skip("the benchmark prompts are not beside this checkout")
+    patient = find_sandbox(Limits(wall_s=60.0, cpu_s=30), is_unsafe=False)
     for name, limit in (("humaneval", 12), ("mbpp", 12)):  # `ddtree grade --reference` runs all of them
         workload = read_workload(str(benchmark_prompts / f"{name}.jsonl"), limit=limit)
-        patient = find_sandbox(Limits(wall_s=60.0, cpu_s=30), is_unsafe=False)
         assert {outcome.how for _, outcome in judge_references(workload, patient)} == {"passed"}
 
 
@@ -167,8 +168,6 @@ def test_a_fault_is_told(tmp_path, box):
 
 
 def test_errors_are_no_wrong_answers_and_resume_asks_only_what_is_missing(tmp_path, box):
-    asked = []
-
     def failing(body):
         return (
             None if "half" in body["messages"][-1]["content"] and body["ddtree"]["mode"] == "tree" else answer_of(body)
@@ -183,10 +182,42 @@ def test_errors_are_no_wrong_answers_and_resume_asks_only_what_is_missing(tmp_pa
 
         again = graded_with(url, tmp_path, box, resume=True)
     kept = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert len(kept) == 6 and len({(row["side"], row["problem_id"]) for row in kept}) == 6
-    assert len(again.answers) == 6 and not asked
+    failed_before = sum(json.loads(line)["verdict"] == "error" for line in lines[:3])
+    assert len(kept) == 6 + failed_before and len({(row["side"], row["problem_id"]) for row in kept}) == 6
+    assert len(again.answers) == 6
     with pytest.raises(UserError, match="holds grades already"), answering(answer_of) as url:
         graded_with(url, tmp_path, box)
+
+
+def test_an_error_is_asked_again_and_a_server_that_went_ends_the_run(tmp_path, box):
+    def failing(body):
+        return None if body["ddtree"]["mode"] == "tree" else answer_of(body)
+
+    with answering(failing) as url:
+        assert [score.errors for score in graded_with(url, tmp_path, box).scores] == [0, 3]
+    with pytest.raises(UserError, match=r"nothing answers|has gone"):
+        graded_with(url, tmp_path, box, resume=True)
+    with answering(answer_of) as url:
+        grades = graded_with(url, tmp_path, box, resume=True)
+    assert [(score.errors, score.judged) for score in grades.scores] == [(0, 3), (0, 3)] and len(
+        grades.comparisons
+    ) == 3
+
+
+def test_a_server_that_goes_is_no_pile_of_errors(tmp_path, box, monkeypatch):
+    """What is left to ask stays unasked, so that a resumed run asks it."""
+    from ddtree.bench.grade import run as module
+
+    asked = []
+
+    async def once(*arguments):
+        asked.append(arguments)
+        return await collect(*arguments) if len(asked) == 1 else Collected(error="refused", is_gone=True)
+
+    monkeypatch.setattr(module, "collect", once)
+    with answering(answer_of) as url, pytest.raises(UserError, match="the server has gone"):
+        graded_with(url, tmp_path, box)
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1 and len(asked) == 2
 
 
 def test_a_server_without_logprobs(tmp_path, box):

@@ -53,6 +53,21 @@ def test_a_cell(tmp_path):
     assert cell.completion_tokens == 20 * 21
 
 
+def test_a_prompt_that_comes_again_makes_tau_no_surer(tmp_path):
+    """Four prompts with taus of their own: measured twice or twenty times, the interval stays as wide."""
+    widths = []
+    for repetitions in (2, 20):
+        folder = tmp_path / str(repetitions)
+        write_run(folder, {CELL: {}}, repetitions=repetitions)
+        rows = [
+            row.model_copy(update={"rounds": 10, "tau": 2.0 + int(row.prompt_id[1:])}) for row in read_requests(folder)
+        ]
+        (cell,) = cell_numbers(read_units(folder), rows)
+        assert cell.tau.value == pytest.approx(3.5) and cell.tau.n == 4
+        widths.append(cell.tau.high - cell.tau.low)
+    assert widths[1] == pytest.approx(widths[0], rel=0.05) and widths[0] > 1
+
+
 def test_one_line_reads_it_elsewhere(tmp_path):
     """Plain JSON lines, every line with the same keys: what pandas.read_json(lines=True) and DuckDB want."""
     import json

@@ -9,11 +9,13 @@ from collections import Counter
 import pytest
 
 from ddtree.bench.endpoint import clean_url
+from ddtree.bench.grade.record import GRADE_FILES
 from ddtree.bench.measure import problems_of
 from ddtree.bench.padding import PadText, pad, read_pad_text
 from ddtree.bench.plan import Load, Matrix, parse_variant, units_in_order
-from ddtree.bench.record import Variant, json_schemas
+from ddtree.bench.record import BENCH_FILES, Variant, schema_text
 from ddtree.bench.sse import EventReader, EventTooLong
+from ddtree.bench.sweep.store import SWEEP_FILES
 from ddtree.bench.workload import Problem, Workload, read_workload
 from ddtree.errors import UserError
 
@@ -165,7 +167,15 @@ def test_addresses():
     assert clean_url("http://host:1/v1/") == clean_url("http://host:1") == "http://host:1"
 
 
-def test_schemas_name_every_file():
-    files = json_schemas()["files"]
-    assert set(files) == {"run.json", "sessions.jsonl", "requests.jsonl", "units.jsonl"}
-    assert all(schema["additionalProperties"] is False for schema in files.values())
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (BENCH_FILES, {"run.json", "sessions.jsonl", "requests.jsonl", "units.jsonl"}),
+        (SWEEP_FILES, {"sweep.json", "points.jsonl"}),
+        (GRADE_FILES, {"grade.json", "answers.jsonl", "comparisons.jsonl"}),
+    ],
+)
+def test_schemas_name_every_file(files, names):
+    schemas = json.loads(schema_text(files))["files"]
+    assert set(schemas) == names
+    assert all(schema["additionalProperties"] is False for schema in schemas.values())

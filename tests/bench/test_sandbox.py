@@ -14,6 +14,7 @@ import pytest
 
 from ddtree.bench.grade import sandbox as module
 from ddtree.bench.grade.sandbox import Limits, Sandbox, find_sandbox
+from ddtree.bench.grade.seccomp import seccomp_filter
 from ddtree.errors import UserError
 
 
@@ -74,6 +75,57 @@ def test_endless_loop(box):
 )
 def test_ten_gigabytes(box, program):
     assert box.run(program).how == "failed"
+
+
+LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        """
+libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+libc.shmdt.argtypes = [ctypes.c_void_p]
+for _ in range(16):
+    segment = libc.shmget(0, 64 << 20, 0o1600)
+    assert segment >= 0
+    place = libc.shmat(segment, None, 0)
+    ctypes.memset(place, 1, 64 << 20)
+    libc.shmdt(place)
+""",
+        "files = [os.memfd_create('x') for _ in range(40)]\nfor f in files: os.write(f, bytes(15 << 20))",
+        """
+assert libc.unshare(0x10020000) == 0  # of users and of mounts
+open('/proc/self/uid_map', 'w').write('0 65534 1')
+os.mkdir('/box/more')
+assert libc.mount(b'tmpfs', b'/box/more', b'tmpfs', 0, None) == 0
+""",
+        "assert libc.syscall({'x86_64': 56}.get(os.uname().machine, 220), 0x10000011, 0, 0, 0, 0) == 0",
+    ],
+    ids=["System V", "memory files", "a mount of its own", "clone"],
+)
+def test_memory_that_limits_do_not_count(box, program):
+    """Each would take the machine's memory within seconds, past the limits of process and folder."""
+    found = box.run(LIBC + program)
+    assert found.how == "failed" and ("not permitted" in found.detail or "AssertionError" in found.detail), found
+
+
+def test_the_filter_lets_ordinary_programs_be(box):
+    program = """
+import subprocess, sys, threading
+assert subprocess.run([sys.executable, "-c", "print(7)"], capture_output=True).stdout == b"7\\n"
+thread = threading.Thread(target=lambda: None)
+thread.start()
+thread.join()
+"""
+    found = box.run(program)
+    assert found.how == "passed", found
+
+
+def test_an_unknown_processor_is_refused():
+    assert len(seccomp_filter("x86_64")) % 8 == len(seccomp_filter("arm64")) % 8 == 0
+    with pytest.raises(UserError, match="knows no riscv64"):
+        seccomp_filter("riscv64")
 
 
 def test_file_delete(box, tmp_path):
@@ -155,7 +207,7 @@ def test_without_a_box_nothing_runs(monkeypatch):
 def test_a_box_that_leaks_is_refused(monkeypatch):
     """A 'bubblewrap' that builds no box at all, but starts the program."""
     command = Sandbox._command
-    monkeypatch.setattr(Sandbox, "_command", lambda self: command(Sandbox(self.limits, None)))
+    monkeypatch.setattr(Sandbox, "_command", lambda self, calls: command(Sandbox(self.limits, None), calls))
     monkeypatch.setattr(module, "_bwrap", lambda: "/usr/bin/true")
     with pytest.raises(UserError, match=r"it (can|sees)"):
         find_sandbox(Limits(processes=10000), is_unsafe=False)

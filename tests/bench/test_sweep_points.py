@@ -160,7 +160,7 @@ def test_toml_is_read_back_as_it_was(data):
         ("x", "is not TOML"),
         ("deployment = 'd.toml'\nbench = {}\nsweep = []", "at least one"),
         ("deployment = 'd'\nbench = {}\n[[sweep]]\nname = 'a'\ngrid = {x = [1]}", "workloads is missing"),
-        ("deployment = 'd'\nbench = {workloads = ['w']}\n[[sweep]]\nname = 'a'", "either grid or points"),
+        ("deployment = 'd'\nbench = {workloads = ['w']}\n[[sweep]]\nname = 'a'", "one of grid, points and search"),
         ("deployment = 'd'\nbench = {workload = ['w']}\n[[sweep]]\nname = 'a'\ngrid = {x = [1]}", "bench.workload"),
         (
             "deployment = 'd'\nbench = {workloads = ['w'], repeats = '3'}\n[[sweep]]\nname = 'a'\ngrid = {x = [1]}",

@@ -3,93 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 import tomllib
-from collections import Counter
-from pathlib import Path
 
-import pytest
-
-from ddtree.bench.result_folder import read_requests, read_units
+from bench.sweeps import ddtree, shape, write_sweep
 from ddtree.bench.sweep.store import read_points
-from ddtree.deploy import load_deployment
-from ddtree.deploy.apply import stop
-
-ENGINE = Path(__file__).with_name("fake_engine.py")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A deployment and a sweep in a folder, with the service's state apart from the user's."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    program = tmp_path / "ddtree"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ENGINE} "$@"\n')
-    program.chmod(0o755)
-    (tmp_path / "d.toml").write_text(
-        f"""
-        engine = {{ kind = "native", executable = "{program}" }}
-        model = {{ demo = true }}
-        speculation = {{ algorithm = "ddtree", budget = 16 }}
-        runtime = {{ device = "cpu" }}
-        service = {{ name = "t{os.getpid()}", supervisor = "process", port = {free_port()}, ready_timeout_s = 60.0 }}
-        """
-    )
-    (tmp_path / "w.jsonl").write_text(
-        "".join(json.dumps({"id": f"p{i}", "turns": [f"word {i}"]}) + "\n" for i in range(3))
-    )
-    yield tmp_path
-    stop(load_deployment(tmp_path / "d.toml"))
-
-
-def write_sweep(folder, text):
-    (folder / "s.toml").write_text(
-        """
-        deployment = "d.toml"
-        [bench]
-        workloads = ["w.jsonl"]
-        repeats = 2
-        requests = 2
-        max_tokens = 64
-        warm_up = 1
-        [verify]
-        enabled = false
-        """
-        + text
-    )
-    return folder / "s.toml"
-
-
-def ddtree(*arguments, check=True):
-    done = subprocess.run(
-        [sys.executable, "-m", "ddtree", *map(str, arguments)], capture_output=True, text=True, timeout=240
-    )
-    assert not check or done.returncode == 0, done.stderr
-    return done
-
-
-def shape(out):
-    """Points, units and requests, and how often each."""
-    points = Counter((row.point, row.status, row.variant) for row in read_points(out))
-    units: Counter = Counter()
-    requests: Counter = Counter()
-    for run in sorted(out.rglob("run.json")):
-        where = str(run.parent.relative_to(out))
-        units.update((where, unit.unit) for unit in read_units(run.parent))
-        requests.update((where, row.unit, row.prompt_id, row.error_kind) for row in read_requests(run.parent))
-    return points, units, requests
-
 
 GRID = """
 [[sweep]]

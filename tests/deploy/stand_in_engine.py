@@ -2,7 +2,8 @@
 """An engine that starts at once and can be told to misbehave: what deploys it is what is tested.
 
 It takes the native engine's flags. What it shall do comes from the environment. FAULT: die, hang, refuse, slow, babble,
-mute (no token), second (another process takes the port), orphan (a helper outlives it).
+mute (no token), second (another process takes the port), orphan (a helper outlives it), impostor (it bears another
+invocation), escapes (it dies, and writes to the terminal of whoever reads its log).
 """
 
 import json
@@ -35,6 +36,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         global asked
         asked += 1
+        if self.path == "/server_info":
+            name = "another" if fault == "impostor" else os.environ["INVOCATION_ID"]
+            self._answer(200, {"process": {"invocation": name}})
+            return
         ready = fault != "slow" and asked > 1
         self._answer(200 if ready else 503, {"stage": "reading weights", "progress": 0.5})
 
@@ -58,6 +63,9 @@ class Handler(BaseHTTPRequestHandler):
 print("engine starts with budget", flags.get("--budget"), "home", os.environ.get("HOME"), flush=True)
 if fault == "die":
     print("out of memory, of all things", flush=True)
+    sys.exit(3)
+if fault == "escapes":
+    print("\x1b]0;owned\x07\x1b[2Jred \x1b[31m\x9b31m and \u202e turned", flush=True)
     sys.exit(3)
 if fault == "second":
     serve = f"import http.server as h; h.HTTPServer(('127.0.0.1', {port}), h.SimpleHTTPRequestHandler).serve_forever()"

@@ -90,6 +90,7 @@ def test_a_service_that_does_not_answer_is_taken_back(make: Make) -> None:
             ("refuse", "refuses a completion: 400 I do not feel like it", "engine starts"),
             ("babble", "is no completion", "engine starts"),
             ("mute", "holds no token", "engine starts"),
+            ("impostor", "another process answers: it bears invocation another", "engine starts"),
         ),
         start=2,
     ):
@@ -103,8 +104,28 @@ def test_a_service_that_does_not_answer_is_taken_back(make: Make) -> None:
         assert now.is_up and now.release is not None and now.release.identity == now.state.identity
         assert now.state.identity not in identities, "it was started anew"
         identities.add(now.state.identity)
-    assert [one.state for one in history(good)] == ["good"] + ["failed"] * 6
+    assert [one.state for one in history(good)] == ["good"] + ["failed"] * 7
     assert difference_of(good) == ()
+
+
+def test_logs_do_nothing_to_the_terminal_that_shows_them(make: Make, tmp_path: Path) -> None:
+    """Escapes, bells and characters that turn text around are written out."""
+    from ddtree.cli.main import run
+
+    bad = make("escapes")
+    with pytest.raises(ApplyError) as caught:
+        apply(bad)
+    shown = ["\\x1b]0;owned\\x07\\x1b[2Jred", "\\x9b31m", "\\u202e turned"]
+    assert all(word in caught.value.tail for word in shown)
+    with open_site(bad) as site:
+        (folder := Path(site.supervisor.state_folder)).mkdir(parents=True, exist_ok=True)
+        (folder / "service.log").write_bytes(b"now \x1b[5m\xc2\x9b31m blinking\n")
+        following = site.supervisor.follow()
+        told = [site.supervisor.tail(5), next(following)]
+        following.close()  # type: ignore[attr-defined]
+    assert told == ["now \\x1b[5m\\x9b31m blinking\n", "now \\x1b[5m\\x9b31m blinking"]
+    file = tmp_path / "a \x1b[31m.toml"
+    assert run(["deploy", "logs", str(file)]) == 2
 
 
 def test_nobody_else_can_answer_for_it(make: Make) -> None:

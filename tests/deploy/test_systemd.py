@@ -113,6 +113,17 @@ def status(deployment: Deployment) -> Status:
         return look(site)
 
 
+def verified(place: Place, **changes: Any) -> tuple[int, list[str]]:
+    """Exit code of `ddtree verify` with the deployment file, through SSH, and what of the declared was not proven."""
+    file = place.folder / "verified.toml"
+    file.write_text(to_toml(place.deployment(**changes).model_dump(mode="json", exclude_unset=True)))
+    few = ["--probe-tokens", "24", "--long-tokens", "128", "--concurrency", "1", "--no-baseline", "--timeout", "200"]
+    command = [sys.executable, "-m", "ddtree", "verify", str(file), "--json", *few]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    findings = json.loads(done.stdout)["findings"] if done.stdout else [done.stderr]
+    return done.returncode, [one["claim"] for one in findings if one["status"] != "proven" and one["required"]]
+
+
 def test_an_unknown_host_key_is_refused(place: Place, tmp_path: Path) -> None:
     nobody, changed = tmp_path / "nobody", tmp_path / "changed"
     nobody.write_text("")
@@ -173,6 +184,7 @@ def test_it_is_applied_and_answers_over_the_network(place: Place, first: Applied
     with open_site(place.deployment()) as site:
         assert difference(site).lines == ()
         assert "ready" in site.supervisor.tail(20)
+    assert verified(place) == (0, [])
 
 
 def test_secrets_are_in_files_of_their_own_only(place: Place, first: Applied) -> None:
@@ -233,6 +245,9 @@ def test_another_budget_is_another_process_though_the_line_breaks(place: Place, 
     assert second.replaced is not None and second.replaced.number == first.release.number
     assert second.ready.identity != first.ready.identity
     assert place.complete()["ddtree"]["budget"] == 8
+    assert verified(place, budget=8) == (0, [])
+    code, broken = verified(place, budget=16)
+    assert code == 1 and broken and all("16" in claim for claim in broken), broken
 
 
 def test_two_at_once_and_a_broken_change(place: Place, first: Applied) -> None:

@@ -111,6 +111,25 @@ def test_a_file_that_is_not_there(listed, web, tmp_path, via):
     assert LOCK_NAME not in placed(tmp_path / "model")
 
 
+def test_a_folder_between_two_versions_has_no_lock(listed, web, tmp_path):
+    """Some files are of the new list already, so the old lock must not tell of the folder any more."""
+    folder = tmp_path / "model"
+    Fetch(read_list(listed), folder).run()
+    for name in ("config.json", "model.safetensors"):
+        web.files[f"/files/{name}"] = b"new " + CONTENT[name]
+        listed.write_text(listed.read_text().replace(sha256(CONTENT[name]), sha256(b"new " + CONTENT[name])))
+    right = web.files["/files/config.json"]
+    web.files["/files/config.json"] = right[::-1]
+    with pytest.raises(UserError, match="other content"):
+        Fetch(read_list(listed), folder, jobs=1, via="plain").run()
+    assert (folder / "model.safetensors").read_bytes().startswith(b"new ")
+    assert (folder / "config.json").read_bytes() == CONTENT["config.json"]
+    assert LOCK_NAME not in placed(folder)
+    web.files["/files/config.json"] = right
+    Fetch(read_list(listed), folder).run()
+    assert check_folder(folder).is_whole
+
+
 def test_a_killed_run_is_continued(listed, web, tmp_path):
     """A process is killed in mid-transfer; the next one asks only for the rest."""
     folder = tmp_path / "model"

@@ -162,7 +162,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with it; not to be changed."""
     venv = tmp_path_factory.mktemp("fresh") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    words = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", str(wheel)]
-    subprocess.run([str(venv / "bin" / "python"), *words], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    words = ["-m", "pip", "--disable-pip-version-check", "--python", str(venv / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([sys.executable, *words, "--no-index", str(wheel)], check=True)
     return venv

@@ -32,6 +32,13 @@ PLANTED = {
     "private key": "-----BEGIN OPENSSH "
     + "PRIVATE KEY-----\nb3BlbnNzaC1rZXk\nAAAA\n-----END OPENSSH "
     + "PRIVATE KEY-----",
+    "xai": "xai-" + MIXED * 2,
+    "perplexity": "pplx-" + HEX[:48],
+    "fireworks": "fw_" + MIXED[:24],
+    "digitalocean": "dop_v1_" + HEX,
+    "grafana": "glsa_" + MIXED + "_01234567",
+    "mailgun": "key-" + HEX[:32],
+    "password hash": "$6$saltsalt$" + (MIXED * 3)[:86],
     "square": "sq0csp-" + (MIXED + MIXED)[:43],
     "mailchimp": HEX[:32] + "-us12",
 }

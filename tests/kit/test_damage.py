@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddtree.errors import UserError
+from ddtree.kit import bag
 from ddtree.kit.check import check_folder
-from ddtree.kit.open_kit import as_folder
+from ddtree.kit.open_kit import as_folder, whole_kit
 from ddtree.kit.pack import pack
 from ddtree.kit.sign_kit import sign_kit
 
@@ -18,6 +20,14 @@ from .small_kit import make_small_kit
 from .test_signature import make_key
 
 DAMAGES = 1000
+PATCH = {
+    "path": "../../../../etc/cron.d/evil",
+    "package": "p",
+    "change": "added",
+    "base_sha256": None,
+    "sealed_sha256": "0" * 64,
+}
+WEIGHT = {"path": "a", "size_bytes": 1, "sha256": "0" * 64}
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -131,14 +141,39 @@ def test_what_is_no_plain_file_is_extra(kit_copy: Path, what: str) -> None:
 
 def test_a_form_of_another_version_is_named(tmp_path: Path) -> None:
     kit = make_small_kit(tmp_path / "small-kit")
-    from ddtree.kit import bag
-
     record = kit / "data" / "kit.json"
     record.write_text(record.read_text().replace('"schema_version": "1.0"', '"schema_version": "9.0"'))
+    reseal(kit)
+    assert any("form: data/kit.json" in fault for fault in check_folder(kit).faults)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("patches/patches.json", {"package": "p", "version": "1", "base": "RECORD", "files": [PATCH]}),
+        ("model/fetch.json", {"source": "urls", "files": [WEIGHT | {"path": "../../../etc/cron.d/evil"}]}),
+        ("model/fetch.json", {"source": "urls", "files": [WEIGHT | {"path": "/etc/cron.d/evil"}]}),
+        ("model/fetch.json", {"source": "urls", "files": [WEIGHT | {"url": "file:///etc/shadow"}]}),
+    ],
+)
+def test_a_record_that_leads_out_of_its_folder_is_refused(tmp_path: Path, file: str, content: object) -> None:
+    """Sealed by whoever made it, so that every hash is right: `restore` would write where the path leads, as root."""
+    kit = make_small_kit(tmp_path / "small-kit")
+    (kit / "data" / file).parent.mkdir(exist_ok=True)
+    (kit / "data" / file).write_text(json.dumps(content))
+    reseal(kit)
+    assert [fault for fault in check_folder(kit).faults if fault.startswith(f"form: data/{file}")]
+    with pytest.raises(UserError, match="does not pass its check"), whole_kit(kit):
+        pass
+
+
+def reseal(kit: Path) -> None:
     digests = {path.relative_to(kit).as_posix(): bag.digest_of(path) for path in files_of(kit / "data")}
     (kit / bag.MANIFEST).write_text(bag.told_manifest(digests))
+    files = files_of(kit / "data")
+    oxum = f"{sum(path.stat().st_size for path in files)}.{len(files)}"
+    bag.write_info(kit, [(name, oxum if name == "Payload-Oxum" else value) for name, value in bag.read_info(kit)])
     bag.seal_tags(kit)
-    assert any("form: data/kit.json" in fault for fault in check_folder(kit).faults)
 
 
 @pytest.fixture

@@ -12,7 +12,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from ddtree.errors import UserError
 from ddtree.kit.check import check_folder
+from ddtree.kit.create import CreateOptions
+from ddtree.kit.create_archive import create_archive
+from ddtree.kit.open_kit import as_folder
 from ddtree.kit.sign_kit import sign_kit
 
 from .small_kit import make_small_kit
@@ -102,3 +108,21 @@ def test_signing_leaves_the_old_kit_or_the_new_one(tmp_path: Path) -> None:
         assert check_folder(kit).is_whole
     sign_kit(kit, key)
     assert check_folder(kit).is_whole and len(check_folder(kit).signatures) == 1
+
+
+def test_an_archive_is_there_as_a_whole_and_its_folder_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken off while it packs, or killed: no kit stays under the name without its ending, and the next one goes."""
+    monkeypatch.setattr("ddtree.kit.create_archive.create", lambda options, tell: make_small_kit(options.out))
+    options = CreateOptions(out=tmp_path / "kit.zip", sources=())
+    with monkeypatch.context() as broken:
+        broken.setattr("ddtree.kit.create_archive.pack", lambda folder, out: Path("/nowhere/at/all").read_bytes())
+        with pytest.raises(UserError):
+            create_archive(options)
+    assert not list(tmp_path.iterdir())
+    make_small_kit(tmp_path / ".kit.zip.folder.unfinished" / "kit")  # as a kill leaves it
+    create_archive(options)
+    assert [path.name for path in tmp_path.iterdir()] == ["kit.zip"]
+    with as_folder(tmp_path / "kit.zip") as folder:
+        assert check_folder(folder).is_whole
+    with pytest.raises(UserError, match="is there already"):
+        create_archive(options)

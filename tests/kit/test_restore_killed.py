@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from ddtree.errors import UserError
 from ddtree.kit.bag import digest_of
 from ddtree.kit.create import finish
 from ddtree.kit.durable import appearing
+from ddtree.kit.engine_restore import EngineRestore
 from ddtree.kit.open_kit import whole_kit
 from ddtree.kit.record import FetchList, KitRecord, PatchRecord, Place, WeightFile, read_record
 from ddtree.kit.restore import RestoreOptions, plan_restore, restore, restored_deployment
@@ -115,7 +117,8 @@ def test_killed_at_any_instant_it_finishes(place: Path, tmp_path: Path) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
                 factory.stdout.readline()
-                now = engine_files(tmp_path / "venv")
+                # What the host still writes, or was about to, has another name until it is whole.
+                now = {n: c for n, c in engine_files(tmp_path / "venv").items() if not re.search(r"\.new\.\d+$", n)}
                 for name, content in now.items():
                     assert content in (edited.get(name), base.get(name)), "half a file"
                 weights = list((tmp_path / "weights").rglob("*.safetensors"))
@@ -144,6 +147,18 @@ def test_a_changed_engine_is_refused_before_anything_is_done(place: Path, tmp_pa
     with whole_kit(place) as (payload, kit), pytest.raises(UserError, match=r"graph\.py is neither as released"):
         restore(payload, kit, RestoreOptions())
     assert not (tmp_path / "weights").exists() and not (tmp_path / "state").exists()
+
+
+def test_what_a_power_cut_left_of_a_write_is_removed(place: Path, tmp_path: Path) -> None:
+    """It is no change of somebody's, which would refuse every restore from then on."""
+    half = site(tmp_path / "venv") / "sglang/srt/graph.py.new.4711"
+    half.write_text("hal")
+    with whole_kit(place) as (payload, kit):
+        steps = plan_restore(payload, kit, RestoreOptions())
+        assert not [step for step in steps if step.name == "environment" and step.state == "refused"], steps
+        with open_site(restored_deployment(payload, {})) as where:
+            EngineRestore(payload, where, (), False, lambda stage: None).run()
+    assert not half.exists() and engine_files(tmp_path / "venv") == engine_files(tmp_path / "edited")
 
 
 def test_weights_that_are_not_right_are_replaced(place: Path, tmp_path: Path) -> None:

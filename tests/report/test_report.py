@@ -30,8 +30,8 @@ def matrix(ar=50.0, tree=100.0, large=101.0, **more):
     return cells
 
 
-def report(tmp_path, *folders, **options):
-    return write_report(ReportOptions(folders=folders, out=tmp_path / "report", **options))
+def report(tmp_path, *folders, with_plots=False, **options):
+    return write_report(ReportOptions(folders=folders, out=tmp_path / "report", with_plots=with_plots, **options))
 
 
 class Page(HTMLParser):
@@ -57,6 +57,20 @@ def read_page(path):
     return page
 
 
+def test_two_engines_are_told_apart(tmp_path):
+    """A tree of 8 of one engine is not that of another, and neither replaces the other."""
+    ours = write_run(tmp_path / "ours", matrix(tree=200.0))
+    theirs = write_run(tmp_path / "theirs", matrix(tree=100.0), engine="sglang")
+    results = read_results([ours, theirs])
+    speeds = {
+        (each.configuration.name, each.numbers.key.concurrency): round(each.numbers.user_tok_s.value)
+        for each in results.measurements
+    }
+    assert speeds["tree 8, engine native", 1] == 200 and speeds["tree 8, engine sglang", 1] == 100
+    assert len(speeds) == 12 and not results.twice
+    assert {each.name for each in read_results([ours]).configurations} == {"ar", "tree 8", "tree 32"}
+
+
 def test_numbers_of_the_rows_are_in_the_report(tmp_path):
     folder = write_run(tmp_path / "run", matrix())
     text = report(tmp_path, folder).markdown.read_text()
@@ -68,7 +82,7 @@ def test_numbers_of_the_rows_are_in_the_report(tmp_path):
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path):
     cells = matrix() | {("w", 512, c, v): {} for c in (1, 4) for v in ("ar", "tree:8", "tree:32")}
-    written = report(tmp_path, write_run(tmp_path / "run", cells))
+    written = report(tmp_path, write_run(tmp_path / "run", cells), with_plots=True)
     page = read_page(written.html)
     assert (
         page.tags.count("svg") >= 6 and "img" not in page.tags and "script" not in page.tags and "link" not in page.tags
@@ -81,7 +95,7 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path):
 
 def test_every_plot_is_sound_and_linked(tmp_path):
     cells = matrix() | {("w", 512, c, v): {"tau": 3.0} for c in (1, 4) for v in ("ar", "tree:8", "tree:32")}
-    written = report(tmp_path, write_run(tmp_path / "run", cells))
+    written = report(tmp_path, write_run(tmp_path / "run", cells), with_plots=True)
     linked = set(re.findall(r"\(figures/([^)]+)\)", written.markdown.read_text()))
     files = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
     assert linked == files
@@ -93,17 +107,18 @@ def test_every_plot_is_sound_and_linked(tmp_path):
 
 
 def test_words_of_others_stay_text(tmp_path):
-    folder = write_run(tmp_path / "run", {("w|<b>x</b>", None, 1, "ar"): {}}, label="<script>alert(1)</script>")
+    name = "w|<b>x</b>![](http://example.org/tracker.png)"
+    folder = write_run(tmp_path / "run", {(name, None, 1, "ar"): {}}, label="<script>alert(1)</script>")
     written = report(tmp_path, folder, title="<script>alert(1)</script>")
     page = read_page(written.html)
-    assert "script" not in page.tags and "b" not in page.tags
+    assert "script" not in page.tags and "b" not in page.tags and "img" not in page.tags
     assert "<script>" in page.text
 
 
 def test_the_same_results_give_the_same_report(tmp_path):
     folder = write_run(tmp_path / "run", matrix())
-    first = report(tmp_path, folder).html.read_bytes()
-    assert report(tmp_path, folder).html.read_bytes() == first
+    first = report(tmp_path, folder, with_plots=True).html.read_bytes()
+    assert report(tmp_path, folder, with_plots=True).html.read_bytes() == first
 
 
 def test_the_smallest_of_those_that_are_as_good_is_recommended(tmp_path):
@@ -187,6 +202,21 @@ def test_the_check_on_the_command_line(tmp_path, capsys):
         assert code == 2 and complaint.count("\n") == 1
 
 
+def add_point(sweep, folder, variant, *, status, reason=""):
+    row = PointRow(
+        sweep_id="s",
+        point=f"budget: {variant}",
+        settings={},
+        status=status,
+        reason=reason,
+        folder=folder,
+        variant=variant,
+        finished_at=1.0,
+        duration_s=1.0,
+    )
+    append_point(sweep, row)
+
+
 def test_points_that_do_not_count(tmp_path):
     """Of a sweep, only points that were measured are among the numbers; the others are told with their reason."""
     sweep = tmp_path / "sweep"
@@ -198,22 +228,76 @@ def test_points_that_do_not_count(tmp_path):
         ("tree:8", "measured", ""),
         ("tree:32", "invalid", "tau is 1.0"),
     ):
-        row = PointRow(
-            sweep_id="s",
-            point=f"budget: {variant}",
-            settings={},
-            status=status,
-            reason=reason,
-            folder=str(folder.relative_to(sweep)),
-            variant=variant,
-            finished_at=1.0,
-            duration_s=1.0,
-        )
-        append_point(sweep, row)
+        add_point(sweep, str(folder.relative_to(sweep)), variant, status=status, reason=reason)
     results = read_results([sweep])
     assert {each.configuration.name for each in results.measurements} == {"ar", "tree 8"}
     text = report(tmp_path, sweep).markdown.read_text()
     assert "| budget: tree:32 | invalid | tau is 1.0 |" in text and "tree 32" not in text and "9999" not in text
+
+
+def test_a_point_given_by_its_own_folder_still_does_not_count(tmp_path):
+    sweep = tmp_path / "sweep"
+    folder = write_run(sweep / "points" / "a", matrix())
+    (sweep / "sweep.json").write_text("{}")
+    add_point(sweep, "points/a", "ar", status="measured")
+    add_point(sweep, "points/a", "tree:32", status="invalid", reason="tau is 1.0")
+    assert {each.configuration.name for each in read_results([folder]).measurements} == {"ar"}
+
+
+def test_what_blocks_of_a_sweep_measured_twice_counts_once(tmp_path):
+    """The one with more repetitions; the report can be written, and says so."""
+    sweep = tmp_path / "sweep"
+    cell = ("w", None, 1, "ar")
+    few = write_run(sweep / "points" / "a", {cell: {"tok_s": 10.0}}, repetitions=2, label="few")
+    many = write_run(sweep / "points" / "b", {cell: {"tok_s": 20.0}}, repetitions=6, label="many")
+    (sweep / "sweep.json").write_text("{}")
+    for folder in (few, many):
+        add_point(sweep, str(folder.relative_to(sweep)), "ar", status="measured")
+    (only,) = read_results([sweep]).measurements
+    assert only.numbers.user_tok_s.value == pytest.approx(20)
+    assert "| ar | twice | measured twice; many counts, few does not |" in report(tmp_path, sweep).markdown.read_text()
+
+
+@pytest.mark.parametrize("change", [{"max_tokens": 64}, {"unique_prefix": True}])
+def test_what_was_measured_in_another_way_is_no_rival(tmp_path, change):
+    """Longer answers are faster per token: a configuration must not be recommended for them."""
+    one = write_run(tmp_path / "one", {("w", None, 1, "ar"): {"total_tok_s": 50.0}})
+    other = write_run(tmp_path / "other", {("w", None, 1, "tree:8"): {"total_tok_s": 90.0}}, plan=change)
+    results = read_results([one, other])
+    assert len({each.place for each in results.measurements}) == 2
+    assert all(len(each.standings) == 1 for each in recommend(results))
+    ((name, value),) = change.items()
+    assert f"w ({name} {value})" in results.workloads
+    with pytest.raises(UserError, match=f"the baseline measured w.* with {name}"):
+        other_ar = write_run(tmp_path / "again", {("w", None, 1, "ar"): {}}, plan=change)
+        compare(read_results([one]), read_results([other_ar]), 0.05)
+
+
+def test_steady_totals_are_not_held_against_whole_ones(tmp_path):
+    """One has no steady window: whole units are compared, in which the other is no faster."""
+    cells = {
+        ("w", None, 4, "tree:8"): {"total_tok_s": 100.0, "is_steady": True},
+        ("w", None, 4, "tree:32"): {"total_tok_s": 102.0, "is_steady": False},
+    }
+    folder = write_run(tmp_path / "run", cells)
+    results = read_results([folder])
+    totals = {each.configuration.budget: each.numbers.total_tok_s.value for each in results.measurements}
+    assert totals == {8: pytest.approx(90), 32: pytest.approx(102 * 0.9)}
+    assert "* |" in report(tmp_path, folder).markdown.read_text()
+    before = write_run(tmp_path / "before", {("w", None, 4, "ar"): {"total_tok_s": 100.0}})
+    now = write_run(tmp_path / "now", {("w", None, 4, "ar"): {"total_tok_s": 100.0, "is_steady": False}})
+    changes = {c.quantity: c for c in compare(read_results([before]), read_results([now]), 0.05)}
+    assert changes["total_tok_s"].judgement == "same" and changes["total_tok_s"].ratio.value == pytest.approx(1)
+
+
+def test_chance_machines_and_faults_are_told_beside_the_recommendation(tmp_path):
+    near = write_run(tmp_path / "near", matrix(tree=97.5, large=100.0), session={"host": {"cpu": "another CPU"}})
+    text = report(tmp_path, near).markdown.read_text()
+    assert "their intervals overlap" not in text and "several machines" not in text
+    wide = {("w", None, 1, f"tree:{b}"): {"total_tok_s": s, "swing": 0.2} for b, s in ((8, 100.0), (32, 104.0))}
+    assert "their intervals overlap" in recommend(read_results([write_run(tmp_path / "wide", wide)]))[0].reason
+    other = write_run(tmp_path / "other", {("w", 512, 1, "ar"): {}})
+    assert "of several machines" in report(tmp_path, near, other).markdown.read_text()
 
 
 def test_two_runs_of_the_same_are_refused(tmp_path):
@@ -238,6 +322,22 @@ def test_the_share_of_the_bound(tmp_path):
     text = report(tmp_path, folder, target_gb=16.0, drafter_gb=4.0).markdown.read_text()
     assert "| ar | w, prompts as they are, 1 at a time | 50.0 | 300.0 | 16.7% |" in text
     assert "Not told" in report(tmp_path, write_run(tmp_path / "cpu", matrix()), target_gb=16.0).markdown.read_text()
+
+
+@pytest.mark.parametrize(
+    ("plan", "session"),
+    [
+        ({"base_url": "http://gpu-host:8000"}, {}),
+        ({}, {"deployment_text": '[host]\nkind = "ssh"\naddress = "gpu-host"\n'}),
+        ({}, {"server_facts": {"/server_info": {"effective": {"engine": {"device": "cpu"}}}}}),
+    ],
+)
+def test_a_gpu_that_did_not_serve_bounds_nothing(tmp_path, plan, session):
+    """Measured from a laptop with a GPU of its own, or on its CPU."""
+    laptop = {"gpus": [{"name": "NVIDIA GeForce RTX 4090", "driver_version": "1"}]}
+    assert known_bandwidth(read_results([write_run(tmp_path / "run", matrix(), session=laptop)]))
+    folder = write_run(tmp_path / "other", matrix(), session=laptop | session, plan=plan)
+    assert known_bandwidth(read_results([folder])) is None
 
 
 def test_settings_that_were_deployed_have_their_names(tmp_path):

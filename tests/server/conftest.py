@@ -12,7 +12,7 @@ import openai
 import pytest
 from live import Live, live, tiny_loader
 
-from ddtree import Engine
+from ddtree import Engine, Speculation
 from tiny_models import ALPHABET, SPECIAL_TOKENS, make_drafter, make_target
 
 VOCAB = len(SPECIAL_TOKENS) + len(ALPHABET)
@@ -48,3 +48,18 @@ def http(server: Live):
 def client(server: Live):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def real_server(target_folder):
+    """The demo's pair in float32."""
+    from ddtree.demo import drafter_folder
+
+    def load(tell):
+        return Engine.load(
+            target_folder, drafter_folder(), dtype="float32", max_model_len=512, max_batch=4,
+            speculation=Speculation("tree", 16), on_progress=tell,
+        )  # fmt: skip
+
+    with live(load) as running:
+        yield running

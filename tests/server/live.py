@@ -102,7 +102,12 @@ class Valve:
 def raw_request(body: bytes, content_length: int | None = None) -> bytes:
     """A request for ``/v1/completions`` as it goes over the wire."""
     length = len(body) if content_length is None else content_length
-    head = ("POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}")
+    head = (
+        "POST /v1/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+    )
     return "\r\n".join((*head, "", "")).encode() + body
 
 

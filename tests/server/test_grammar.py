@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import numpy as np
 import pytest
 
@@ -163,7 +165,90 @@ def test_a_schema_whose_lexer_never_ends_is_refused_by_the_probe(http):
     asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     answer = http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 4, "response_format": asked})
     assert answer.status_code == 400
-    assert "more than 5 s to compile" in answer.json()["error"]["message"]
+    assert "too long to compile" in answer.json()["error"]["message"]
+
+
+def endless(n: int) -> dict:
+    """A schema that the grammar library compiles for minutes."""
+    return {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967 + 2 * n}]}
+
+
+def test_schemas_that_compile_for_long_hold_up_nobody(server, http):
+    """Beside two of them, another schema, plain requests and `/health` are answered as if they were not there."""
+
+    def ask(schema, url=server.url):
+        asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        body = {"messages": CHAT, "max_tokens": 4, "response_format": asked}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        return answer, time.monotonic()
+
+    ask({"type": "boolean"})  # the helpers and the table of tokens are there
+    with ThreadPoolExecutor(4) as pool:
+        slow = pool.submit(ask, endless(1))
+        time.sleep(0.3)
+        other, other_end = ask({"type": "integer", "maximum": 77})
+        plain = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
+        health, healthy_end = http.get("/health"), time.monotonic()
+        refusal, slow_end = slow.result()
+    assert (other.status_code, plain.status_code, health.status_code) == (200, 200, 200)
+    assert other_end < slow_end and healthy_end < slow_end, "they did not wait for it"
+    assert refusal.status_code == 400 and "too long to compile" in refusal.json()["error"]["message"]
+    began = time.monotonic()
+    again, end = ask(endless(1))
+    assert again.status_code == 400 and end - began < 0.5, "the refusal is remembered"
+
+
+def test_too_many_schemas_at_once_are_refused_and_what_is_kept_is_bounded(tiny_engine, monkeypatch):
+    from ddtree.server import grammar_store
+    from ddtree.server.api_error import ApiError
+
+    monkeypatch.setattr(grammar_store, "MOST_WAITING", 3)
+    monkeypatch.setattr(grammar_store, "KEPT", 4)
+
+    async def flood() -> tuple[list[object], int, int]:
+        store = grammar_store.GrammarStore()
+        try:
+            first = [store.json_schema(tiny_engine, {"type": "integer", "maximum": n}) for n in (1, 1, 2, 3, 4)]
+            ended = await asyncio.gather(*first, return_exceptions=True)
+            for n in range(10, 16):
+                await store.json_schema(tiny_engine, {"type": "integer", "maximum": n})
+            return ended, len(store._known), len(store._under_way)
+        finally:
+            await store.close()
+
+    ended, kept, under_way = asyncio.run(flood())
+    assert [type(each).__name__ for each in ended] == ["Grammar"] * 4 + ["ApiError"]
+    assert ended[0] is ended[1], "one compilation for two requests"
+    assert isinstance(ended[4], ApiError) and ended[4].status_code == 429
+    assert (kept, under_way) == (4, 0)
+
+
+def test_a_busy_machine_does_not_condemn_a_schema(tiny_engine, monkeypatch):
+    from ddtree.server import grammar_probe
+    from ddtree.server.grammar_store import GrammarStore
+
+    async def twice() -> None:
+        store = GrammarStore()
+        try:
+            with monkeypatch.context() as hurry:
+                hurry.setattr(grammar_probe, "TIME_LIMIT_S", 0.001)
+                with pytest.raises(UserError, match="busy machine"):
+                    await store.json_schema(tiny_engine, {"type": "boolean"})
+            assert await store.json_schema(tiny_engine, {"type": "boolean"})
+        finally:
+            await store.close()
+
+    asyncio.run(twice())
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}]
+)
+def test_a_schema_that_only_refers_to_itself_is_named(http, schema):
+    asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answer = http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 4, "response_format": asked})
+    assert answer.status_code == 400
+    assert "does a $ref lead back to itself?" in answer.json()["error"]["message"]
 
 
 def test_masks_follow_each_path(compiler, tiny_engine):

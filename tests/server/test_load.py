@@ -156,21 +156,6 @@ def test_random_bodies_are_answered_or_refused(server):
     assert server.is_empty()
 
 
-@pytest.fixture(scope="module")
-def real_server(target_folder):
-    from ddtree import Engine
-    from ddtree.demo import drafter_folder
-
-    def load(tell):
-        return Engine.load(
-            target_folder, drafter_folder(), dtype="float32", max_model_len=512, max_batch=4,
-            speculation=Speculation("tree", 16), on_progress=tell,
-        )  # fmt: skip
-
-    with live(load) as running:
-        yield running
-
-
 def test_the_real_pair_answers_as_without_a_server(real_server, real_engine, prompts):
     async def ask() -> list[dict]:
         async with httpx.AsyncClient(base_url=real_server.url, timeout=120) as client:

@@ -133,6 +133,26 @@ def test_a_chat_stream(client, tiny_engine, include_usage, n):
         assert all(chunk.usage is None for chunk in chunks)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_chunk_tells_the_tokens_so_far(client, tiny_engine, n):
+    """As clients ask that count tokens by events, such as guidellm."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"messages": CHAT, "seed": 3, "max_tokens": 25, "n": n, "stream": True, "stream_options": options}
+    chunks = list(client.chat.completions.create(model="tiny", **fields))
+    prompt_tokens = own(tiny_engine, SamplingParams(max_new_tokens=1)).prompt_tokens
+    texts, told = [""] * n, []
+    for chunk in chunks[:-1]:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+        assert chunk.usage.prompt_tokens == prompt_tokens
+        assert chunk.usage.total_tokens == prompt_tokens + chunk.usage.completion_tokens
+        told.append((chunk.usage.completion_tokens, sum(len(tiny_engine.tokenizer.encode(text)) for text in texts)))
+    assert told[0] == (0, 0) and told[-1][0] == chunks[-1].usage.completion_tokens == 25 * n
+    assert all(tokens >= shown for tokens, shown in told), "what is shown has been counted"
+    assert [tokens for tokens, _ in told] == sorted(tokens for tokens, _ in told)
+    assert len({tokens for tokens, _ in told}) > 3, "it grows on the way"
+
+
 def test_text_completions(client, tiny_engine):
     prompts = ["abc", "hello"]
     answer = client.completions.create(model="tiny", prompt=prompts, temperature=0, n=2)

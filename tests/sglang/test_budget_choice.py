@@ -30,10 +30,13 @@ from ddtree.sglang.width_table import (
 SPEEDS = {8: {1: 700, 4: 2000, 16: 8000}, 16: {1: 900, 4: 2600, 16: 8100}, 32: {1: 1000, 4: 2650, 16: 6000}}
 
 
+FIELDS, VERSIONS, SHAPE = {"model_path": "m", "tp_size": 1}, {"sglang": "0.5.16", "torch": "2.11"}, {"topk_cap": None}
+
+
 @pytest.fixture
 def table(tmp_path, monkeypatch) -> WidthTable:
     monkeypatch.setenv("DDTREE_CACHE", str(tmp_path))
-    return WidthTable(width_key({"model_path": "m"}, "GPU", {"sglang": "0.5.16"}))
+    return WidthTable(width_key(FIELDS, "GPU", VERSIONS, SHAPE))
 
 
 def attempts(speeds, tried: list):
@@ -57,7 +60,37 @@ def test_measurements_are_taken_once_and_kept(table) -> None:
     assert again.rows == table.rows and not again.rows[64].starts
     assert choose_budget(again, (8, 16, 32, 64), 1, attempts({}, tried)) == 32
     assert len(tried) == 4
-    assert WidthTable.load(width_key({"model_path": "m"}, "GPU", {"sglang": "0.5.17"})).rows == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (FIELDS, "another GPU", VERSIONS, SHAPE),
+        (FIELDS, "GPU", VERSIONS | {"sglang": "0.5.17"}, SHAPE),
+        (FIELDS, "GPU", VERSIONS | {"torch": "2.12"}, SHAPE),
+        (FIELDS | {"model_path": "n"}, "GPU", VERSIONS, SHAPE),
+        (FIELDS | {"speculative_draft_model_path": "d"}, "GPU", VERSIONS, SHAPE),
+        (FIELDS | {"tp_size": 2}, "GPU", VERSIONS, SHAPE),
+        (FIELDS | {"decode_attention_backend": "triton"}, "GPU", VERSIONS, SHAPE),
+        (FIELDS, "GPU", VERSIONS, {"topk_cap": 4}),
+    ],
+)
+def test_measurements_hold_for_their_device_models_versions_and_shape_only(table, other) -> None:
+    table.rows[8] = WidthRow(True, {1: 5.0})
+    table.save()
+    assert WidthTable.load(width_key(FIELDS, "GPU", VERSIONS, SHAPE)).rows == table.rows
+    assert WidthTable.load(width_key(*other)).rows == {}
+
+
+def test_measurements_do_not_outlive_the_files_of_a_model(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    fields = FIELDS | {"model_path": str(tmp_path)}
+    before = width_key(fields, "GPU", VERSIONS, SHAPE)
+    assert width_key(fields, "GPU", VERSIONS, SHAPE) == before
+    os.utime(weights, ns=(1, 1))
+    assert width_key(fields, "GPU", VERSIONS, SHAPE) != before
 
 
 def test_a_probe_is_not_a_measurement(table) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from sglang_sources import sglang_source
+from sglang_sources import VERSIONS, sglang_source
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ def test_nothing_that_sglang_pins_is_asked_for(built) -> None:
         assert {clause.operator for clause in requirement.specifier} <= {">="}, requirement
 
 
-@pytest.mark.parametrize("version", ["0.5.16", "0.5.17"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_what_sglang_pins_satisfies_all_that_is_asked_for(built, version) -> None:
     requirements, _ = built
     (info,) = sglang_source(version).glob("sglang-*.dist-info/METADATA")

@@ -19,23 +19,25 @@ ROOT = Path(__file__).parents[2]
 TREE = ["--speculative-algorithm", "DDTREE"]
 FA3 = ["--attention-backend", "fa3"]
 
+SWITCHES = {"fold_tail": True, "check_ranks": False, "count_experts": False}
+
 SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "budget 16": (
         [*TREE, *FA3, "--speculative-ddtree-budget", "16"],
         {"speculative_num_draft_tokens": 17, "speculative_eagle_topk": 2, "speculative_num_steps": 1,
          "speculative_dflash_block_size": 16, "attention_backend": "fa3", "max_running_requests": 48,
          "speculative_draft_attention_backend": "fa3",
-         "resolved": {"budget": 16, "topk_cap": 16, "block_size": 16, "fold_tail": True}},
+         "resolved": {"budget": 16, "topk_cap": 16, "block_size": 16, **SWITCHES}},
     ),
     "default budget, cap 4": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "4"],
         {"speculative_num_draft_tokens": 33,
-         "resolved": {"budget": 32, "topk_cap": 4, "block_size": 16, "fold_tail": True}},
+         "resolved": {"budget": 32, "topk_cap": 4, "block_size": 16, **SWITCHES}},
     ),
     "a chain is DFLASH's shape": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1"],
         {"speculative_num_draft_tokens": 16, "speculative_eagle_topk": 1, "speculative_num_steps": 1,
-         "resolved": {"budget": 15, "topk_cap": 1, "block_size": 16, "fold_tail": True}},
+         "resolved": {"budget": 15, "topk_cap": 1, "block_size": 16, **SWITCHES}},
     ),
     "a short chain": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1", "--speculative-ddtree-budget", "7"],
@@ -87,6 +89,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "threshold": ([*TREE, *FA3, "--speculative-accept-threshold-single", "0.9"], "leave it at 1.0"),
     "other threshold": ([*TREE, *FA3, "--speculative-accept-threshold-acc", "0.9"], "leave it at 1.0"),
     "rejection sampling": ([*TREE, *FA3, "--speculative-use-rejection-sampling"], "biased over a tree"),
+    "EAGLE's token map": ([*TREE, *FA3, "--speculative-token-map", "map.pt"], "leave out --speculative-token-map"),
     "window below the block": ([*TREE, *FA3, "--speculative-draft-window-size", "8"], "below the block size 16"),
     "our flag without our algorithm": (["--speculative-ddtree-budget", "8"], "needs --speculative-algorithm DDTREE"),
 }  # fmt: skip
@@ -117,10 +120,10 @@ def run(version: str, target: Path, tmp_path: Path) -> dict[str, Any]:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
+    return told | {"version": version}
 
 
-@pytest.fixture(scope="module", params=["0.5.16", "0.5.17"])
+@pytest.fixture(scope="module", params=["0.5.16", "0.5.17", "0.5.18", "0.5.23"])
 def told(request, target_folder, tmp_path_factory):
     return run(request.param, target_folder, tmp_path_factory.mktemp("plugin"))
 
@@ -162,6 +165,36 @@ def test_other_servers_are_left_alone(told):
     assert len(told["before"]) == len(OTHERS)
     assert all("error" not in got for got in told["before"]), told["before"]
     assert told["after"] == told["before"]
+
+
+SLOTS_HELD = {"0.5.16": "reserved_seq_lens", "0.5.17": "reserved_seq_lens", "0.5.18": "reserved_seq_lens"}
+
+
+def test_the_worker_stands_on_the_released_class(told):
+    """It can be imported beside it, and what it puts in its place is there."""
+    found = told["worker"]
+    in_all = {
+        "__init__", "alloc_memory_pool", "init_attention_backends", "init_cuda_graphs", "_maybe_build_draft_sampler",
+        "_make_next_draft_input_prefill", "_make_next_draft_input_decode", "forward_batch_generation",
+    }  # fmt: skip
+    since_0523 = {"prewarm_sampling", "_defer_target_verify_gather"}
+    wanted = in_all if told["version"] in SLOTS_HELD else in_all | since_0523
+    assert set(found["of_sglang"]) == wanted
+    assert found["rows"] == [17, 16]
+    assert found["reserved"] == SLOTS_HELD.get(told["version"], "nxt_kv_lens") and all(found["reserved_fields"])
+    assert found["read_by_the_worker"] == ["pytorch", 1, 1]
+    assert not found["key_fields_missing"], "measurements of other servers would be taken for this one's"
+
+
+def test_the_drafter_is_made_with_its_block_and_the_target_with_the_tree(told):
+    """Whichever of both SGLang reads: arguments, or the configuration of the process, which is put back."""
+    found, version = told["worker"], told["version"]
+    target, tree, block = 17, [17, 2], [12, 1]
+    own = target if version == "0.5.23" else 12  # which reads nothing of this from its arguments
+    configured = {"before": tree, "within": block, "after": tree}
+    for when, configuration in configured.items():
+        assert found[when]["arguments"] == [target, own], when
+        assert found[when]["configuration"] == (None if version == "0.5.16" else configuration), when
 
 
 @pytest.mark.parametrize(

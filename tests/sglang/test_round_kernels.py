@@ -8,7 +8,7 @@ from ddtree.kernels.tree_build import build_tree
 from ddtree.kernels.tree_tensors import TreeTensors
 from ddtree.kernels.tree_walk import AcceptedPaths, walk_tree
 from ddtree.sglang import commit, round_start, verify_mask
-from ddtree.sglang.slot_mover import move_slots_twin
+from ddtree.sglang.slot_mover import SlotMover, move_slots_twin
 from ddtree.tree import build, walk
 from devices import DEVICE, needs_triton
 
@@ -89,6 +89,34 @@ def test_a_commit_keeps_the_path_in_order() -> None:
             assert made.rows[steps].tolist() == (rows + sequence * width).tolist()
         assert (made.committed == committed + paths.accepted + 1).all()
         assert (made.positions == committed[:, None] + torch.arange(depths + 1)).all()
+
+
+class MLATokenToKVPool:
+    """As SGLang's of that name: moves what it is told, and knows no lengths."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.arange(200)
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        self.buffer[tgt_loc] = self.buffer[src_loc]
+
+
+def test_a_pool_that_is_moved_by_index_moves_the_path_and_nothing_where_lengths_are_0() -> None:
+    """Lengths of 0: the greedy tail that is recorded in a graph, switched off for a batch that samples."""
+    rng = np.random.default_rng(7)
+    tree, _ = random_trees(rng, 3, 12, 5, 4)
+    paths = paths_of(rng, tree, 5)
+    slots = torch.from_numpy(rng.permutation(200)[: 3 * 13].reshape(3, 13))
+    made = commit.commit_paths(paths, torch.tensor([4, 9, 2]), slots, 13)
+    assert int(made.lengths.max()) > 2
+    pool, want = MLATokenToKVPool(), torch.arange(200)
+    SlotMover(pool)(made)
+    move_slots_twin([want], made.source, made.target, made.lengths)
+    assert torch.equal(pool.buffer, want) and not torch.equal(want, torch.arange(200))
+    made.lengths.zero_()
+    pool = MLATokenToKVPool()
+    SlotMover(pool)(made)
+    assert torch.equal(pool.buffer, torch.arange(200))
 
 
 @needs_triton

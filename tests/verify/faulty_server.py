@@ -1,7 +1,8 @@
 """`ddtree serve` with one fault in it: python faulty_server.py FAULT serve ...
 
-Faults: `window` leaves --draft-window out when the engine is made; once a file named by FAULT_FILE is there, `slow`
-waits in every step, and `hang` stops for good; `positions` verifies nodes one position too far.
+Faults: `window` leaves --draft-window out when the engine is made, `graphs` makes it run without CUDA graphs; once a
+file named by FAULT_FILE is there, `slow` waits in every step, and `hang` stops for good; `positions` verifies nodes one
+position too far.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def main(fault: str, arguments: list[str]) -> int:
         if fault == "window":
             assert options["draft_window"] is not None
             options["draft_window"] = None
+        if fault == "graphs":
+            options["graphs"] = "off"
         engine = load(*given, **options)
         step = engine.step
 

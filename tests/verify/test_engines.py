@@ -38,6 +38,7 @@ SGLANG_ARGS = {
     "dp_size": 1,
     "context_length": None,
     "random_seed": 4711,
+    "device": "cuda",
     "dtype": "auto",
 }
 SGLANG_METRICS = """\
@@ -94,6 +95,7 @@ def test_sglang_settings():
         "algorithm": "ddtree", "budget": 8, "block_size": 8, "draft_window": 2048, "model": "/models/kimi",
         "drafter": "/models/drafter", "attention_backend": "triton", "nvls": True, "memory_fraction": 0.85, "tp": 8,
         "ep": 1, "pp": 1, "dp": 1, "dtype": "auto", "max_running_requests": 48, "cuda_graphs": True,
+        "device": "cuda",
     }  # fmt: skip
     assert found.identity == {"random_seed": "4711"} and found.version == "0.5.16"
 
@@ -104,6 +106,22 @@ def test_sglang_tells_what_the_scheduler_resolved():
     ) as adapter:
         found = adapter.effective().settings
     assert found["draft_window"] is None and found["top_k_cap"] == 4
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"disable_cuda_graph": True}, False),
+        ({"cuda_graph_config": {"decode": {"backend": "disabled"}, "prefill": {"backend": "breakable"}}}, False),
+        ({"cuda_graph_config": {"decode": {"backend": "full"}, "prefill": {"backend": "disabled"}}}, True),
+        ({"cuda_graph_config": {"decode": {"backend": "full"}}, "disable_cuda_graph": True}, False),
+        ({"cuda_graph_config": None}, True),
+    ],
+)
+def test_sglang_tells_by_two_keys_whether_decoding_replays_graphs(told, expected):
+    """`--cuda-graph-backend-decode disabled` leaves `disable_cuda_graph` at false in 0.5.16."""
+    with engine(sglang_pages(**told)) as adapter:
+        assert adapter.effective().settings["cuda_graphs"] is expected
 
 
 def test_sglang_without_speculation():

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -22,7 +23,7 @@ from ddtree.verify.command_line import settings_of
 from ddtree.verify.finding import overall, proven, unknown, violated
 from ddtree.verify.gauges import Gauges
 from ddtree.verify.host_process import HostProcess, listening_process, read_process
-from ddtree.verify.probes.settings import same
+from ddtree.verify.probes.settings import hold_command, same
 from ddtree.verify.timer import render_timer
 
 QUICK = ("--probe-tokens", "12", "--long-tokens", "120", "--concurrency", "2", "--speed-tolerance", "0.1")
@@ -171,6 +172,40 @@ def test_the_timer(tmp_path):
         assert checked.returncode == 0 and not told, checked.stderr
 
 
+DEPLOYMENT = """
+engine = { kind = "native", venv = "/v" }
+model = { demo = true }
+speculation = { algorithm = "ddtree", budget = 8 }
+runtime = { device = "cpu" }
+service = { name = "x", supervisor = "process", port = 8021 }
+"""
+
+
+def test_the_timer_of_a_deployment_takes_its_key_as_a_credential(tmp_path, monkeypatch):
+    """Its user can read neither the deployer's files nor his environment."""
+    file, key = tmp_path / "x.toml", tmp_path / "key"
+    key.write_text("a-secret-key")
+    file.write_text(DEPLOYMENT + 'secrets.api_key = { file = "key" }\n')
+    done = command(str(file), "--render-timer")
+    assert done.returncode == 0, done.stderr
+    assert f"LoadCredential=api-key:{key}\n" in done.stdout and "a-secret-key" not in done.stdout
+    assert f"verify {file} --api-key-file %d/api-key" in done.stdout
+    monkeypatch.setenv("KEY", "a-secret-key")
+    file.write_text(DEPLOYMENT + 'secrets.api_key = { env = "KEY" }\n')
+    done = command(str(file), "--render-timer")
+    assert done.returncode == 2 and "KEY" in done.stderr and "--api-key-file" in done.stderr and not done.stdout
+    given = command(str(file), "--render-timer", "--api-key-file", str(key))
+    assert given.returncode == 0 and f"LoadCredential=api-key:{key}" in given.stdout
+    file.write_text(DEPLOYMENT + 'host = { kind = "ssh", address = "far" }\n')
+    done = command(str(file), "--render-timer")
+    assert done.returncode == 2 and "no SSH keys" in done.stderr
+
+
+def test_a_password_in_an_address_never_comes_into_a_unit():
+    done = command("http://me:a-secret@10.0.0.1:8000", "--render-timer")
+    assert done.returncode == 2 and "a-secret" not in done.stdout + done.stderr
+
+
 def test_units_take_values_literally():
     units = render_timer("50% $x", ["/bin/a b", "100%", "$HOME", 'a"b'], every="1h", key_file=None)
     assert 'ExecStart="/bin/a b" 100%% "$$HOME" "a\\"b"' in units.service.replace('"100%%"', "100%%")
@@ -189,12 +224,32 @@ def test_the_process_behind_an_address(server):
 def test_secrets_of_command_lines_are_not_told(tmp_path):
     folder = tmp_path / "77"
     folder.mkdir()
-    words = ["vllm", "--api-key", "abc", "--hf-token=def", "--api-key-file", "/k", "--port", "1"]
+    words = ["vllm", "--api-key", "abc", "abd", "--hf-token=def", "--api-key-file", "/k", "--prefill-tokens", "1"]
     (folder / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
     (folder / "stat").write_text("77 (a b) c) S 1 " + "0 " * 17 + "4242 0")
     assert read_process(77, tmp_path) == HostProcess(
-        77, 4242, ("vllm", "--api-key", "***", "--hf-token=***", "--api-key-file", "/k", "--port", "1")
+        77, 4242, ("vllm", "--api-key", "***", "***", "--hf-token=***", "--api-key-file", "/k", "--prefill-tokens", "1")
     )
+
+
+def test_a_service_that_runs_something_else_than_its_file(tmp_path):
+    """Whatever stands in the file, known to the engine's pages or not, is on the command line of its service."""
+    folder = tmp_path / "77"
+    folder.mkdir()
+    words = ["/v/bin/python", "/v/bin/ddtree", "serve", "--model", "/m", "--api-key", "abc", "--prefill-tokens", "64"]
+    (folder / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
+    (folder / "stat").write_text("77 (a) S 1 " + "0 " * 17 + "4242 0")
+    (folder / "cgroup").write_text("0::/system.slice/pair.service\n")
+    process = read_process(77, tmp_path)
+    assert process.unit == "pair.service"
+    wanted = Expectation(unit="pair.service", command=tuple(words[2:]), origin="pair.toml")
+    assert hold_command(process, wanted).status is Status.proven
+    other = replace(wanted, command=("serve", "--model", "/m", "--api-key", "abc", "--prefill-tokens", "128"))
+    finding = hold_command(process, other)
+    assert finding.status is Status.violated and "128" in finding.evidence[0] and "64" in finding.evidence[1]
+    assert "abc" not in "".join(finding.evidence) and "deploy diff" in finding.remedy
+    (folder / "cgroup").write_text("0::/user.slice/user-0.slice/session-1.scope\n")
+    assert read_process(77, tmp_path).unit is None
 
 
 def test_settings_on_a_command_line():

@@ -117,7 +117,7 @@ class UnitRun:
         messages: list[dict[str, str]] = []
         for turn, text in enumerate(problem.turns):
             messages = [*messages, {"role": "user", "content": text}]
-            body = self._body(messages)
+            body = self._body(messages, f"{problem.id}/{turn}")
             sent_s, started_at = time.perf_counter() - began, time.time()
             url = self._endpoint.url + _PATHS[self._load.api]
             answer = await ask(
@@ -140,7 +140,7 @@ class UnitRun:
             if counted is not None:
                 recount(answer, counted, self._load.ignore_eos)
 
-    def _body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+    def _body(self, messages: list[dict[str, str]], request: str) -> dict[str, Any]:
         load, cell = self._load, self._unit.cell
         prompt: dict[str, Any] = {"messages": messages}
         if load.api == "completions":
@@ -157,7 +157,8 @@ class UnitRun:
         if load.ignore_eos:
             body["ignore_eos"] = True
         if cell.temperature > 0:
-            body["seed"] = load.seed + self._unit.repetition
+            # One of its own for each request, the same in every variant: with a common one, answers would share chance.
+            body["seed"] = int(digest(f"{load.seed}/{self._unit.repetition}/{request}")[:7], 16)
         return body
 
     def _row(

@@ -7,11 +7,14 @@ milliseconds since the request was sent unless a name says otherwise.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = "1.0"
+SCHEMA = "schema.json"
 
 Budget = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 
@@ -211,12 +214,15 @@ class SessionRecord(Record):
     deployment_text: str | None = None
 
 
-def json_schemas() -> dict[str, Any]:
-    """The JSON Schema of each file of a result folder, by file name."""
-    files: dict[str, type[Record]] = {
-        "run.json": RunRecord,
-        "sessions.jsonl": SessionRecord,
-        "requests.jsonl": RequestRow,
-        "units.jsonl": UnitRow,
-    }
-    return {"schema_version": SCHEMA_VERSION, "files": {name: kind.model_json_schema() for name, kind in files.items()}}
+BENCH_FILES: dict[str, type[Record]] = {
+    "run.json": RunRecord,
+    "sessions.jsonl": SessionRecord,
+    "requests.jsonl": RequestRow,
+    "units.jsonl": UnitRow,
+}
+
+
+def schema_text(files: Mapping[str, type[Record]] = BENCH_FILES) -> str:
+    """``schema.json`` of a folder: the JSON Schema of each of its files (of a line, where a file has lines)."""
+    schemas = {name: kind.model_json_schema() for name, kind in files.items()}
+    return json.dumps({"schema_version": SCHEMA_VERSION, "files": schemas}, indent=2)

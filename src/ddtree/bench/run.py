@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from ddtree.bench.measure import Measured, UnitRun, problems_of
 from ddtree.bench.padding import PadText, pad, pad_text_of
 from ddtree.bench.plan import Load, Matrix, plan_record, units_in_order
 from ddtree.bench.provenance import read_deployment, session_record
-from ddtree.bench.record import Cell, RequestRow, RunRecord, Unit, UnitRow, json_schemas
+from ddtree.bench.record import SCHEMA, Cell, RequestRow, RunRecord, Unit, UnitRow, schema_text
 from ddtree.bench.result_folder import ResultFolder
 from ddtree.bench.workload import Problem
 from ddtree.errors import UserError
@@ -110,7 +109,7 @@ async def _run(options: RunOptions, watcher: Watcher) -> RunRecord:
         )
         with ResultFolder(options.folder) as results:
             run = results.begin(run, options.resume)
-            write_whole(options.folder / "schema.json", _schema_text())
+            write_whole(options.folder / SCHEMA, schema_text())
             done = results.done()
             todo = [unit for unit in units if unit.name not in done]
             watcher.on_plan(units, len(units) - len(todo))
@@ -207,7 +206,3 @@ def _refuse_variants(endpoint: Endpoint, cells: list[Cell]) -> None:
                 f"variant {cell.variant.name} is set per request, which only ddtree's own server honours",
                 "leave --variant out, and deploy the setting instead (ddtree sweep does)",
             )
-
-
-def _schema_text() -> str:
-    return json.dumps(json_schemas(), indent=2)

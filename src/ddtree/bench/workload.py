@@ -123,7 +123,8 @@ def _from_hub(hub_name: str, name: str) -> Workload:
         rows = load_dataset(found.path, found.config, split=found.split)
     except Exception as error:  # whatever the hub's client raises: no network, no such set, a changed layout
         raise UserError(
-            f"hub:{hub_name} could not be loaded ({type(error).__name__}: {error})", "give a JSONL file"
+            f"hub:{hub_name} could not be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})",
+            "give a JSONL file",
         ) from None
     problems = [
         Problem(f"{hub_name}/{number}", tuple(found.turns(dict(row))), dict(row)) for number, row in enumerate(rows)

@@ -22,6 +22,7 @@ from ddtree.cli.deploy_report import (
     tell_failed,
 )
 from ddtree.cli.output import note, print_json, result_console
+from ddtree.plain_text import printable
 
 if TYPE_CHECKING:
     from ddtree.deploy.apply import Applied
@@ -92,7 +93,7 @@ def diff_command(file: File) -> None:
     if found.is_absent:
         note("nothing is installed yet")
     for line in found.lines:
-        print(line)
+        print(printable(line))
     if found.lines:
         raise typer.Exit(EXIT_NOT_SO)
     note("no difference")
@@ -144,7 +145,7 @@ def status_command(file: File, as_json: AsJson = False) -> None:
         print_json(asdict(seen) | {"is_up": seen.is_up})
     else:
         for name, value in seen.lines():
-            print(f"{name:<10} {value}")
+            print(f"{name:<10} {printable(value)}")
     if not seen.is_up:
         raise typer.Exit(EXIT_NOT_SO)
 
@@ -200,8 +201,8 @@ def history_command(file: File, as_json: AsJson = False) -> None:
             one.begun[:19].replace("T", " "),
             state_in_words(one),
             waited,
-            escape(one.by),
-            escape(one.note),
+            escape(printable(one.by)),
+            escape(printable(one.note)),
         )
     result_console().print(table)
 

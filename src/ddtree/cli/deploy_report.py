@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddtree.cli.output import print_json
+from ddtree.plain_text import printable
 
 if TYPE_CHECKING:
     from ddtree.deploy.apply import Applied, ApplyError
@@ -117,7 +118,7 @@ def tell_failed(error: ApplyError, as_json: bool) -> None:
 
 def _way_back(error: ApplyError) -> str:
     if error.back_trouble:
-        return f"going back failed too: {error.back_trouble}"
+        return f"going back failed too: {printable(error.back_trouble)}"
     if error.back_to is None:
         return "there is no earlier good release: the service was taken out"
     if error.left_stopped:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn
 
+from ddtree.cli.moving_line import MovingLine
 from ddtree.cli.output import print_json, result_console
 from ddtree.errors import UserError
 from ddtree.extras import require_extra
 from ddtree.fetch import LOCK_NAME, Fetch, HubSource, ListSource, Transfer, check_folder, parse_hub, read_list
 
 EXIT_DIFFERENT = 1
-_PLAIN_INTERVAL_S = 10.0
 
 
 class Via(StrEnum):
@@ -109,33 +106,17 @@ def _check(folder: Path, jobs: int, as_json: bool) -> None:
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-class TransferLine:
-    """Bytes, speed and time left: a moving bar on a terminal, a line now and then elsewhere; always on stderr."""
+class TransferLine(MovingLine):
+    """Bytes, speed and time left."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                DownloadColumn(),
-                TextColumn("{task.fields[pace]}"),
-            )
-            self._bar = Progress(*columns, console=console, transient=True)
-            self._task = self._bar.add_task("looking", total=None, pace="")
-        self._stage, self._printed_at = "", 0.0
-
-    def __enter__(self) -> TransferLine:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar:
-            self._bar.stop()
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            DownloadColumn(),
+            TextColumn("{task.fields[pace]}"),
+        )
+        self.begin("looking", pace="")
 
     def __call__(self, now: Transfer) -> None:
         pace = (
@@ -143,15 +124,12 @@ class TransferLine:
             if now.bytes_per_s and now.left_s is not None
             else ""
         )
-        if self._bar:
-            self._bar.update(
-                self._task, description=now.stage, completed=now.done_bytes, total=now.total_bytes or None, pace=pace
-            )
-        elif now.stage != self._stage or time.monotonic() - self._printed_at > _PLAIN_INTERVAL_S:
+        if self.bar:
+            self.move(description=now.stage, completed=now.done_bytes, total=now.total_bytes or None, pace=pace)
+        elif self.is_due(now.stage):
             words = f"{now.stage}: {_size(now.done_bytes)} of {_size(now.total_bytes)}"
-            print(f"{words}, {pace}" if pace else words, file=sys.stderr, flush=True)
-            self._printed_at = time.monotonic()
-        self._stage = now.stage
+            self.print(f"{words}, {pace}" if pace else words)
+        self.stage = now.stage
 
 
 def _size(size: float) -> str:

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
+from ddtree.cli.kit_report import tell_check, tell_made
+from ddtree.cli.kit_restore import EXIT_NOT_SO, AsJson, Kit, restore_command
+from ddtree.cli.options import with_option_groups
 from ddtree.cli.output import ProgressLine, note, print_json, result_console
 from ddtree.errors import UserError
 from ddtree.extras import require_extra
 
-if TYPE_CHECKING:
-    from ddtree.kit.check import CheckResult
-    from ddtree.kit.record import KitRecord
-    from ddtree.kit.restore import Restored
-    from ddtree.kit.step import Step
-
-EXIT_NOT_SO = 1
-
 kit_app = typer.Typer(no_args_is_help=True, help="Seal what was measured, check it anywhere, restore it elsewhere.")
 
-Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A folder, a .tar.zst or a .zip.", show_default=False)]
 Folder = Annotated[Path, typer.Argument(metavar="KIT", help="A kit that is a folder.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Extra = Annotated[
     list[Path] | None,
     typer.Option(metavar="PATH", help="Scripts, sweep files, prompts: go to bench/. May be given several times."),
@@ -39,7 +28,6 @@ Results = Annotated[
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse where a secret is found, instead of masking it.")]
 
 
-@kit_app.command("create")
 def create_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deployment files of live services.")],
     out: Annotated[
@@ -73,23 +61,19 @@ def create_command(
     require_extra("kit", "ddtree kit create")
     from ddtree.kit.capture import CaptureOptions, read_source
     from ddtree.kit.create import CreateOptions, create
+    from ddtree.kit.create_archive import create_archive
     from ddtree.kit.git_commit import commit_kit, require_repository
-    from ddtree.kit.pack import ending_of, pack, require_zstandard
+    from ddtree.kit.pack import ending_of
     from ddtree.kit.wheel import wheel_of_file
     from ddtree.verify import Options
 
-    ending = ending_of(out)
-    folder = out if ending is None else out.with_name(out.name.removesuffix(ending))
-    if ending and git:
+    is_archive = ending_of(out) is not None
+    if is_archive and git:
         raise UserError("--git commits a folder", "give --out a name without an ending of an archive")
-    if ending and out.exists():
-        raise UserError(f"{out} is there already", "give another place, or move it away")
-    if ending == ".tar.zst":
-        require_zstandard()
     if git:
-        require_repository(folder)
+        require_repository(out)
     options = CreateOptions(
-        out=folder,
+        out=out,
         sources=tuple(read_source(file) for file in files),
         results=tuple(results or ()),
         extras=tuple(extra or ()),
@@ -104,18 +88,11 @@ def create_command(
         ),
     )
     with ProgressLine() as progress:
-        made = create(options, lambda stage: progress(stage, 0.0))
-        if ending:
-            progress("packing", 0.0)
-            try:
-                pack(folder, out)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    commit = commit_kit(folder, made) if git else None
-    _tell_made(made, out, commit, as_json)
+        made = (create_archive if is_archive else create)(options, lambda stage: progress(stage, 0.0))
+    commit = commit_kit(out, made) if git else None
+    tell_made(made, out, commit, as_json)
 
 
-@kit_app.command("add")
 def add_command(
     kit: Folder,
     results: Results = None,
@@ -131,10 +108,9 @@ def add_command(
         raise UserError("there is nothing to add", "give --results DIR or --extra PATH")
     with ProgressLine() as progress:
         made = add(kit, results or (), extra or (), is_strict=strict, tell=lambda stage: progress(stage, 0.0))
-    _tell_made(made, kit, None, as_json)
+    tell_made(made, kit, None, as_json)
 
 
-@kit_app.command("check")
 def check_command(
     kit: Kit,
     fast: Annotated[
@@ -165,12 +141,11 @@ def check_command(
     if as_json:
         print_json(found.to_json())
     else:
-        _tell_check(kit, found)
+        tell_check(kit, found)
     if not found.is_whole:
         raise typer.Exit(EXIT_NOT_SO)
 
 
-@kit_app.command("show")
 def show_command(kit: Kit, as_json: AsJson = False) -> None:
     """Tell what is in a kit; one that does not pass its check is not shown."""
     from ddtree.kit.guide import guide
@@ -183,7 +158,6 @@ def show_command(kit: Kit, as_json: AsJson = False) -> None:
             print(guide(record, payload), end="")
 
 
-@kit_app.command("diff")
 def diff_command(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A kit.", show_default=False)],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.", show_default=False)],
@@ -205,7 +179,6 @@ def diff_command(
     note("no difference")
 
 
-@kit_app.command("sign")
 def sign_command(
     kit: Folder,
     key: Annotated[Path, typer.Option(metavar="FILE", help="Private SSH key, or the public half of one in the agent.")],
@@ -221,7 +194,6 @@ def sign_command(
         result_console().print(f"signed by {fingerprint}", markup=False)
 
 
-@kit_app.command("pack")
 def pack_command(
     kit: Folder,
     out: Annotated[Path, typer.Option(metavar="FILE", help="A name with .tar.zst or .zip.", show_default=False)],
@@ -237,7 +209,6 @@ def pack_command(
     note(f"{out}: {out.stat().st_size} bytes")
 
 
-@kit_app.command("unpack")
 def unpack_command(
     archive: Annotated[Path, typer.Argument(metavar="FILE", help="A .tar.zst or .zip.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The kit's folder; must not be there.", show_default=False)],
@@ -249,155 +220,16 @@ def unpack_command(
     note(f"unpacked to {out}; now: ddtree kit check {out}")
 
 
-@kit_app.command("restore")
-def restore_command(
-    kit: Kit,
-    plan: Annotated[bool, typer.Option("--plan", help="Show every step, and change nothing.")] = False,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Key of the deployment file that is another one here, with a TOML value: host.kind='\"ssh\"'.",
-        ),
-    ] = None,
-    deployment: Annotated[str | None, typer.Option(metavar="NAME", help="Which, where the kit has several.")] = None,
-    wheels: Annotated[Path | None, typer.Option(metavar="DIR", help="Wheels of packages that no index has.")] = None,
-    keep_environment: Annotated[
-        bool, typer.Option("--keep-environment", help="Accept an engine's environment that is not as sealed.")
-    ] = False,
-    ignore_faults: Annotated[
-        bool, typer.Option("--ignore-faults", help="Go on although doctor finds that a start would fail.")
-    ] = False,
-    no_canary: Annotated[bool, typer.Option("--no-canary", help="Measure nothing at the end.")] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="S", min=1, help="Longest wait for the first completion. Default: the file's."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the canary's results here.")] = None,
-    probe_tokens: Annotated[int, typer.Option(min=8, metavar="N", help="As of ddtree verify.")] = 64,
-    long_tokens: Annotated[int, typer.Option(min=0, metavar="N", help="As of ddtree verify.")] = 4096,
-    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="As of ddtree verify.")] = 4,
-    as_json: AsJson = False,
-) -> None:
-    """Bring a kit's service to life on this machine or another, and state how it compares with what was sealed.
-
-    Broken off, it is simply run again. Exit 0: as sealed. 1: it runs, and is not; or did not come up, and was taken
-    back. 2: a step is refused.
-    """
-    from ddtree.cli.deploy_report import tell_failed
-    from ddtree.deploy.apply import ApplyError
-    from ddtree.kit.open_kit import whole_kit
-    from ddtree.kit.restore import RestoreOptions, plan_restore, restore
-    from ddtree.verify import Options
-
-    if wheels is not None and not wheels.is_dir():
-        raise UserError(f"there is no folder {wheels}", "give --wheels a folder with .whl files")
-    options = RestoreOptions(
-        place=deployment,
-        changes=dict(_change(text) for text in change or ()),
-        wheels=tuple(sorted(wheels.glob("*.whl"))) if wheels else (),
-        keep_environment=keep_environment,
-        ignore_faults=ignore_faults,
-        with_canary=not no_canary,
-        timeout_s=timeout,
-        out=out,
-        verify=Options(baseline=False, probe_tokens=probe_tokens, long_tokens=long_tokens, concurrency=concurrency),
-    )
-    with whole_kit(kit) as (payload, record):
-        if plan:
-            steps = plan_restore(payload, record, options)
-            _tell_steps(steps, as_json)
-            if any(step.state == "refused" for step in steps):
-                raise typer.Exit(EXIT_NOT_SO)
-            return
-        try:
-            with ProgressLine() as progress:
-                done = restore(payload, record, options, lambda stage: progress(stage, 0.0))
-        except ApplyError as error:
-            tell_failed(error, as_json)
-            raise typer.Exit(EXIT_NOT_SO) from None
-    _tell_restored(done, as_json)
-    if not done.is_as_sealed:
-        raise typer.Exit(EXIT_NOT_SO)
-
-
-def _change(text: str) -> tuple[str, Any]:
-    """``KEY=VALUE`` with a TOML value; a word without quotes is text."""
-    import tomllib
-
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set is {text[:80]!r}", "write KEY=VALUE, such as service.port=8001")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        if value and not set(value) & set("\"'[]{}\n"):
-            return key.strip(), value
-        raise UserError(f"--set {key}: {value[:80]!r} is no TOML value", "quote text, as in KEY='\"text\"'") from None
-
-
-def _tell_made(made: KitRecord, place: Path, commit: str | None, as_json: bool) -> None:
-    if as_json:
-        print_json(made.model_dump(mode="json") | {"verdict": made.verdict, "place": str(place), "commit": commit})
-        return
-    console = result_console()
-    n = len(made.experiments)
-    told = f"{place}: verdict {made.verdict}, {n} measured configuration{'s' if n != 1 else ''}"
-    if made.masked:
-        told += f", {sum(each.times for each in made.masked)} secrets masked"
-    console.print(told, markup=False, soft_wrap=True)
-    for one in made.places:
-        for line in one.notes:
-            note(f"{one.name}: {line}")
-    for each in made.masked:
-        note(f"masked in {each.file}: {each.kind}" + (f", {each.times} times" if each.times > 1 else ""))
-    if made.even_if_failing:
-        note("sealed although not every service is proven: the kit says so")
-    if commit:
-        note(f"committed as {commit[:12]}")
-
-
-def _tell_check(kit: Path, found: CheckResult) -> None:
-    console = result_console()
-    for fault in found.faults:
-        console.print(fault, markup=False, soft_wrap=True)
-    for each in found.signatures:
-        who = each.signer or ("not known who" if not each.trouble else each.trouble)
-        console.print(f"signed by {each.fingerprint} ({who})", markup=False, soft_wrap=True)
-    for line in found.unchecked:
-        print(f"not checked: {line}", file=sys.stderr)
-    verdict = f"; verdict when it was sealed: {found.kit.verdict}" if found.kit else ""
-    words = f"whole{verdict}" if found.is_whole else f"NOT whole: {len(found.faults)} faults"
-    size = f"{found.total_bytes / 1e6:.2f} MB"
-    console.print(f"{kit} is {words} ({found.files} files, {size})", markup=False, soft_wrap=True)
-
-
-_MARKS = {"done": "[green]done[/]", "to do": "to do", "refused": "[red]REFUSED[/]", "unknown": "[yellow]note[/]"}
-
-
-def _tell_steps(steps: tuple[Step, ...], as_json: bool) -> None:
-    if as_json:
-        print_json({"steps": [vars(step) for step in steps]})
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for _ in range(3):
-        table.add_column(overflow="fold", vertical="top")
-    for step in steps:
-        table.add_row(step.name, _MARKS[step.state], escape(step.told))
-    result_console().print(table)
-
-
-def _tell_restored(done: Restored, as_json: bool) -> None:
-    if as_json:
-        print_json(done.to_json())
-        return
-    console = result_console()
-    console.print(f"verdict: {done.verdict.status.value} (sealed: {done.sealed_verdict})", markup=False)
-    for each in done.verdict.findings:
-        if each.status.value == "violated":
-            console.print(f"violated: {each.claim}: {'; '.join(each.evidence)}", markup=False, soft_wrap=True)
-    told = done.comparison.told() if done.comparison else f"nothing measured: {done.no_canary}"
-    console.print(f"canary: {told}", markup=False, soft_wrap=True)
-    words = "the service is as it was sealed" if done.is_as_sealed else "the service is NOT as it was sealed"
-    console.print(f"{words} ({time.strftime('%Y-%m-%d %H:%M:%S')})", markup=False)
+_VERBS: dict[str, Callable[..., None]] = {
+    "create": create_command,
+    "add": add_command,
+    "check": check_command,
+    "show": show_command,
+    "diff": diff_command,
+    "sign": sign_command,
+    "pack": pack_command,
+    "unpack": unpack_command,
+    "restore": restore_command,
+}
+for _name, _verb in _VERBS.items():
+    kit_app.command(_name)(with_option_groups(_verb))

@@ -23,6 +23,7 @@ from ddtree.cli.options import with_option_groups
 from ddtree.cli.report import report
 from ddtree.cli.serve import serve
 from ddtree.cli.sweep import sweep
+from ddtree.cli.train import train_app
 from ddtree.cli.verify import verify
 from ddtree.errors import UserError
 
@@ -40,6 +41,7 @@ for verb in (demo, generate, chat, serve, bench, verify, grade, report, sweep, f
     app.command()(with_option_groups(verb))
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(kit_app, name="kit")
+app.add_typer(train_app, name="train")
 
 # typer brings its own copy of click since 0.20-odd, and used click itself before: this names the class in both.
 _UsageError: Any = typer.BadParameter.__base__

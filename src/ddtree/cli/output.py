@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-_PLAIN_INTERVAL_S = 10.0
+from ddtree.cli.moving_line import MovingLine
 
 
 class _ResultConsole(Console):
@@ -48,50 +46,28 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class ProgressLine:
+class ProgressLine(MovingLine):
     """What is being done and how far it is: a moving bar on a terminal, a line a stage elsewhere; always on stderr.
 
     Called like the engine's ``on_progress``: with the stage and its done fraction.
     """
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-                BarColumn(bar_width=14),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                console=console,
-                transient=True,
-                expand=True,
-            )
-        self._stage: str | None = None
-        self._task: TaskID | None = None
-        self._printed_at = 0.0
-
-    def __enter__(self) -> ProgressLine:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar:
-            self._bar.stop()
+        super().__init__(
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=14),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            expand=True,
+        )
 
     def __call__(self, stage: str, fraction: float) -> None:
-        if self._bar:
-            if stage != self._stage:
-                if self._task is not None:
-                    self._bar.remove_task(self._task)
-                self._task = self._bar.add_task(stage, total=None)  # a running light until there is a fraction
-            if self._task is not None and fraction > 0:
-                self._bar.update(self._task, total=1.0, completed=fraction)
-        elif stage != self._stage or time.monotonic() - self._printed_at > _PLAIN_INTERVAL_S:
+        if self.bar:
+            if stage != self.stage:
+                self.begin(stage)
+            if fraction > 0:
+                self.move(total=1.0, completed=fraction)
+        elif self.is_due(stage):
             percent = f" {fraction:.0%}" if fraction > 0 else ""
-            print(f"{stage}{percent} ...", file=sys.stderr, flush=True)
-            self._printed_at = time.monotonic()
-        self._stage = stage
+            self.print(f"{stage}{percent} ...")
+        self.stage = stage

@@ -72,13 +72,13 @@ def sweep(
 def _watcher(progress: BenchProgress) -> SweepWatcher:
     def on_group(number: int, count: int, group: Group) -> None:
         names = ", ".join(point.name.split(": ", 1)[1] for point in group.points)
-        progress.say(f"[group {number} of {count}] {group.sweep}: {names}")
+        progress.print(f"[group {number} of {count}] {group.sweep}: {names}")
 
     def on_point(row: PointRow) -> None:
         told = row.status if row.status != "same" else f"the same as {row.same_as}"
-        progress.say(f"  {row.point}: {told}" + (f": {row.reason}" if row.reason else ""))
+        progress.print(f"  {row.point}: {told}" + (f": {row.reason}" if row.reason else ""))
 
-    return SweepWatcher(on_group=on_group, on_stage=progress.stage, on_point=on_point, bench=progress.watcher())
+    return SweepWatcher(on_group=on_group, on_stage=progress.say_stage, on_point=on_point, bench=progress.watcher())
 
 
 def _tell_plan(loaded: Sweep, out: Path, tok_s: float | None) -> None:
@@ -105,6 +105,14 @@ def _tell_plan(loaded: Sweep, out: Path, tok_s: float | None) -> None:
         console.print(
             f"group {number} ({each.group.sweep}): {start}{each.units} units, {each.requests} requests, "
             f"about {_minutes(each.seconds)} by {each.by}",
+            markup=False,
+            soft_wrap=True,
+        )
+    for search in loaded.searches:
+        left = search.table.trials - len(search.rows(list(done.values())))
+        console.print(
+            f"search {search.name}: {left} points at most, over {', '.join(search.table.keys)}, by "
+            f"{search.table.objective}; not in the time below",
             markup=False,
             soft_wrap=True,
         )

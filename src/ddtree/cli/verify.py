@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ddtree.cli.output import ProgressLine, note, print_json, result_console
-from ddtree.cli.verify_target import Declared, read_key, resolve
+from ddtree.cli.verify_target import Declared, Target, resolve
 from ddtree.errors import UserError
 from ddtree.verify import Options, Verdict, Verification
 from ddtree.verify.finding import unknown
@@ -79,11 +79,13 @@ def verify(
         raise UserError("--metrics-port serves nothing after the run", "add --watch S, or use --textfile FILE")
     if new_baseline and not baseline:
         raise UserError("--new-baseline and --no-baseline contradict each other", "leave one of them out")
-    if render_timer_units:
-        _print_timer(target, url, api_key_file, textfile, every)
-        return
     found = resolve(target, url, declared)
-    key = read_key(api_key_file) if api_key_file is not None else found.key
+    if render_timer_units:
+        _print_timer(target, found, api_key_file, textfile, every)
+        return
+    key = found.key(api_key_file)
+    if found.exposes(key):
+        note(f"the key goes to {found.url} unencrypted: use https, or name a deployment file with an ssh host")
     read_log = partial(tail_of_unit, found.unit) if found.unit is not None else None
     if log is not None:
         tail_of_file(log)  # refused now, not in the middle
@@ -100,11 +102,11 @@ def verify(
     )
 
     def once(is_first: bool) -> Verdict:
-        with ProgressLine() as progress, found.tunnel() if found.tunnel else nullcontext(found.url) as at:
+        with ProgressLine() as progress, found.way() as way:
             return Verification(
-                at,
+                way.url,
                 found.expectation,
-                options,
+                replace(options, read=way.read),
                 key=key,
                 is_strict=strict,
                 new_baseline=new_baseline and is_first,
@@ -179,8 +181,24 @@ def _watch(
         time.sleep(interval_s)
 
 
-def _print_timer(target: str, url: str | None, key_file: Path | None, textfile: Path | None, every: str) -> None:
-    """The same command as it stands, but for the flags of the timer itself, with paths from the root."""
+def _print_timer(target: str, found: Target, key_file: Path | None, textfile: Path | None, every: str) -> None:
+    """The same command as it stands, but for the flags of the timer itself, with paths from the root.
+
+    Raises:
+        UserError: the timer's user would have no way to the server, or to its key.
+    """
+    if found.tunnel:
+        raise UserError(
+            "the server is on another machine, and the timer's user has no SSH keys",
+            "render the timer on that machine, or give --url",
+        )
+    if key_file is None and found.secret is not None:
+        if found.secret.file is None:
+            raise UserError(
+                f"the key is in the variable {found.secret.env}, which a timer does not have",
+                "write it to a file, and give --api-key-file FILE",
+            )
+        key_file = Path(found.secret.file)
     skipped = {"--every", "--api-key-file", "--log", "--textfile"}
     arguments = iter(sys.argv[1:])
     words: list[str] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -16,9 +17,10 @@ from ddtree.cli.options import Mode as DecodeMode
 from ddtree.cli.options import parse_budget
 from ddtree.errors import UserError
 from ddtree.verify import Expectation, checked_url, from_deployment
+from ddtree.verify.revision import ReadFile
 
 if TYPE_CHECKING:
-    from ddtree.deploy.sections import Host
+    from ddtree.deploy.sections import Host, Secret
 
 
 class Speculation(StrEnum):
@@ -71,18 +73,59 @@ class Declared:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How a server is reached.
+
+    Attributes:
+        url: this end's address.
+        read: files of its machine, where they can be had.
+    """
+
+    url: str
+    read: ReadFile | None = None
+
+
+@dataclass(frozen=True)
 class Target:
     """Attributes:
     url: where the server answers, as people know it.
+    secret: where the deployment file says that the key is.
     unit: systemd unit of the service, where its journal may be read here.
-    tunnel: opens a way to a server that only its own machine reaches, and gives this end's address.
+    tunnel: opens a way to a server on another machine.
+    read: files of the server's machine, where it is this one.
     """
 
     url: str
     expectation: Expectation
-    key: str | None = None
+    secret: Secret | None = None
     unit: str | None = None
-    tunnel: Callable[[], AbstractContextManager[str]] | None = None
+    tunnel: Callable[[], AbstractContextManager[Way]] | None = None
+    read: ReadFile | None = None
+
+    def way(self) -> AbstractContextManager[Way]:
+        """Raises HostError where its machine is not reached."""
+        return self.tunnel() if self.tunnel else nullcontext(Way(self.url, self.read))
+
+    def key(self, file: Path | None) -> str | None:
+        """The key from ``file``, else from where the deployment file says.
+
+        Raises:
+            UserError: it is not there.
+        """
+        if file is not None:
+            return read_key(file)
+        if self.secret is None:
+            return None
+        from ddtree.deploy.secret_file import fetch_secret
+
+        return fetch_secret(self.secret, "api_key")
+
+    def exposes(self, key: str | None) -> bool:
+        """Whether the key would cross a network that others may listen on."""
+        from ddtree.deploy.combinations import is_loopback
+
+        parts = urlsplit(self.url)
+        return key is not None and not self.tunnel and parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
 def resolve(target: str, url: str | None, declared: Declared) -> Target:
@@ -147,43 +190,48 @@ def _from_file(file: Path, url: str | None, declared: Declared) -> Target:
     if given := [name for name, value in vars(declared).items() if value is not None]:
         flag = "--" + given[0].replace("_", "-")
         raise UserError(f"{flag} beside a deployment file, which declares that itself", f"leave {flag} out")
-    from ddtree.deploy.combinations import is_loopback
     from ddtree.deploy.deployment import load_deployment
     from ddtree.deploy.host import in_url
-    from ddtree.deploy.secret_file import fetch_secret
+    from ddtree.deploy.ready import connect_address
+    from ddtree.deploy.render import render
 
     deployment = load_deployment(file)
-    service, host, secret = deployment.service, deployment.host, deployment.secrets.api_key
-    key = fetch_secret(secret, "api_key") if secret is not None else None
-    if url is None and host.kind == "ssh" and is_loopback(service.address):
-        told = f"http://{in_url(service.address)}:{service.port} on {host.address}"
-        tunnel = partial(_tunnel, host, service.address, service.port)
-        return Target(told, from_deployment(deployment, str(file)), key, tunnel=tunnel)
-    if url is None:
-        url = f"http://{_reachable(service.address, host.address if host.kind == 'ssh' else None)}:{service.port}"
-    is_unit = host.kind == "local" and service.supervisor == "systemd" and service.log in (None, "journal")
-    unit = f"{service.name}.service" if is_unit else None
-    return Target(checked_url(url), from_deployment(deployment, str(file)), key, unit)
+    service, host, expectation = deployment.service, deployment.host, from_deployment(deployment, str(file))
+    secret, at = deployment.secrets.api_key, connect_address(deployment)
+    if url is None and host.kind == "ssh":  # whatever it listens on: key and answers go through the SSH connection
+        told = f"http://{in_url(at)}:{service.port} on {host.address}"
+        return Target(told, expectation, secret, tunnel=partial(_tunnel, host, at, service.port))
+    is_here = host.kind == "local"
+    unit = f"{service.name}.service" if is_here and service.supervisor == "systemd" else None
+    if unit is not None:
+        expectation = replace(expectation, unit=unit, command=render(deployment).command[1:])
+    return Target(
+        checked_url(url or f"http://{in_url(at)}:{service.port}"),
+        expectation,
+        secret,
+        unit if service.log in (None, "journal") else None,
+        read=_read_here if is_here else None,
+    )
 
 
-def _reachable(address: str, host: str | None) -> str:
-    """Where a service that listens on ``address`` answers from here."""
-    if host is not None:
-        address = host if address in ("0.0.0.0", "::") else address
-    elif address in ("0.0.0.0", "::"):
-        address = "127.0.0.1" if address == "0.0.0.0" else "::1"
-    return f"[{address}]" if ":" in address else address
+def _read_here(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})", "verify as a user who can") from None
 
 
 @contextmanager
-def _tunnel(section: Host, address: str, port: int) -> Iterator[str]:
+def _tunnel(section: Host, address: str, port: int) -> Iterator[Way]:
     """Raises HostError where the machine is not reached."""
     from ddtree.deploy.ssh_host import SshHost
 
     host = SshHost(section, "none")
     try:
         with host.reach(address, port) as url:
-            yield url
+            yield Way(url, host.read)
     finally:
         host.close()
 

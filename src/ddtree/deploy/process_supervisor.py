@@ -12,6 +12,7 @@ from ddtree.deploy.host import Host, HostError
 from ddtree.deploy.listeners import Listener, find_listeners
 from ddtree.deploy.render import Rendered
 from ddtree.deploy.supervisor import ProcessIdentity, ServiceState
+from ddtree.plain_text import printable
 
 HEADER = "# Rendered by ddtree: change the deployment file, not this."
 
@@ -173,10 +174,10 @@ class ProcessSupervisor:
         return "\n".join(lines) + "\n"
 
     def tail(self, lines: int, identity: ProcessIdentity | None = None) -> str:
-        return self._host.run('tail -n "$1" -- "$2"', str(lines), self._log()).stdout
+        return printable(self._host.run('tail -n "$1" -- "$2"', str(lines), self._log()).stdout)
 
     def follow(self) -> Iterator[str]:
-        yield from self._host.stream('exec tail -n 50 -F -- "$1"', self._log())
+        yield from map(printable, self._host.stream('exec tail -n 50 -F -- "$1"', self._log()))
 
     def _log(self) -> str:
         return self._log_file or f"{self._folder}/service.log"

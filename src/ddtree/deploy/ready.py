@@ -15,6 +15,7 @@ from ddtree.deploy.host import Host, HostError, LockedError
 from ddtree.deploy.listeners import Listener
 from ddtree.deploy.progress import Progress, Tell, quiet
 from ddtree.deploy.supervisor import ProcessIdentity, Supervisor
+from ddtree.plain_text import printable
 
 POLL_S = 0.2
 SLOWEST_POLL_S = 3.0
@@ -37,8 +38,8 @@ class NotReady(Exception):
     """
 
     def __init__(self, reason: str, stage: str) -> None:
-        super().__init__(reason)
-        self.reason, self.stage = reason, stage
+        self.reason, self.stage = printable(reason), stage
+        super().__init__(self.reason)
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,10 @@ class _Watch:
                 self._host.reach(connect_address(self._deployment), service.port) as base_url,
                 httpx.Client(base_url=base_url, headers=self._headers, trust_env=False, verify=False) as client,
             ):
-                if self._deployment.engine.kind == "native" and not self._says_ready(client):
-                    return None
+                if self._deployment.engine.kind == "native":
+                    if not self._says_ready(client):
+                        return None
+                    self._require_invocation(client)
                 self._report("answering")
                 response = self._ask(client, max(1.0, min(left_s, LONGEST_ANSWER_S)))
         except httpx.TimeoutException:
@@ -197,10 +200,23 @@ class _Watch:
             return True
         try:
             told = answer.json()
-            self._report(str(told["stage"])[:80], share=float(told["progress"]))
+            self._report(printable(str(told["stage"])[:80], keep=""), share=float(told["progress"]))
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             self._report("loading")
         return False
+
+    def _require_invocation(self, client: httpx.Client) -> None:
+        """The process that answers bears the name that the supervisor gave this start, where both of them tell it."""
+        own = self._identity.invocation
+        try:
+            answer = client.get("/server_info", timeout=10)
+            told = answer.json()["process"]["invocation"] if answer.status_code == 200 else own
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return
+        if own and told != own:
+            raise NotReady(
+                f"another process answers: it bears invocation {str(told)[:64]}, and {own} was started", self.stage
+            )
 
     def _ask(self, client: httpx.Client, timeout_s: float) -> tuple[str, int] | None:
         body = {

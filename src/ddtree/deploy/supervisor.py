@@ -88,7 +88,7 @@ class Supervisor(Protocol):
         """What :meth:`install` would put in place, as text to compare."""
 
     def tail(self, lines: int, identity: ProcessIdentity | None = None) -> str:
-        """The end of its log; of one process alone, where the log knows that."""
+        """The end of its log; of one process alone, where the log knows that. Control characters are written out."""
 
     def follow(self) -> Iterator[str]:
-        """Its log as it grows, line by line."""
+        """Its log as it grows, line by line. Control characters are written out."""

@@ -9,6 +9,7 @@ from ddtree.deploy.listeners import Listener, find_listeners
 from ddtree.deploy.render import SECRETS_FOLDER, Rendered
 from ddtree.deploy.supervisor import ProcessIdentity, ServiceState
 from ddtree.deploy.unit import HEADER
+from ddtree.plain_text import printable
 
 UNIT_FOLDER = "/etc/systemd/system"
 _PROPERTIES = (
@@ -92,8 +93,14 @@ class SystemdSupervisor:
     def start(self) -> ProcessIdentity:
         # Starts are counted against the limit for those that fail; a sweep starts often and on purpose.
         self._host.run('systemctl reset-failed "$1" 2>/dev/null', self._unit, privileged=True)
+        before = self.state().identity
         told = self._host.run('systemctl restart "$1"', self._unit, privileged=True, timeout_s=600)
         state = self.state()
+        if not told.exit_code and before and state.identity and state.identity.invocation == before.invocation:
+            raise HostError(
+                f"{self._unit} was not started anew: systemd still tells invocation {before.invocation}",
+                f"see: systemctl status {self._unit}",
+            )
         if told.exit_code or state.identity is None:
             raise HostError(
                 f"{self._unit} did not start ({state.detail or told.trouble})", f"see: journalctl -u {self._unit}"
@@ -136,18 +143,19 @@ class SystemdSupervisor:
     def tail(self, lines: int, identity: ProcessIdentity | None = None) -> str:
         if self._log_file:
             told = self._host.run('tail -n "$1" -- "$2"', str(lines), self._log_file, privileged=True)
-            return told.stdout
+            return printable(told.stdout)
         told = self._host.run(
             _JOURNAL, self._unit, str(lines), identity.invocation if identity else "", privileged=True
         )
-        return told.stdout if not told.exit_code else f"(no journal: {told.trouble})\n"
+        return printable(told.stdout if not told.exit_code else f"(no journal: {told.trouble})\n")
 
     def follow(self) -> Iterator[str]:
         if self._log_file:
-            yield from self._host.stream('exec tail -n 50 -F -- "$1"', self._log_file, privileged=True)
+            lines = self._host.stream('exec tail -n 50 -F -- "$1"', self._log_file, privileged=True)
         else:
             script = 'exec journalctl -u "$1" -n 50 -f -o short-iso --no-pager -q'
-            yield from self._host.stream(script, self._unit, privileged=True)
+            lines = self._host.stream(script, self._unit, privileged=True)
+        yield from map(printable, lines)
 
     def _show(self) -> dict[str, str]:
         told = self._host.run(_SHOW, self._unit, _PROPERTIES.replace(" ", ","))

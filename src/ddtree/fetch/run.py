@@ -21,7 +21,7 @@ from ddtree.fetch.aria2 import find_aria2, run_aria2
 from ddtree.fetch.hashing import Digests, digests
 from ddtree.fetch.hub import Hub
 from ddtree.fetch.journal import Journal
-from ddtree.fetch.lock_file import LockedFile, LockedSource, LockFile, write_lock
+from ddtree.fetch.lock_file import LOCK_NAME, LockedFile, LockedSource, LockFile, write_lock
 from ddtree.fetch.plain import download_plain, size_of, wrong_content
 from ddtree.fetch.source import HubSource, ListSource
 from ddtree.fetch.transfer import Tell, Transfer, Watcher
@@ -114,6 +114,7 @@ class Fetch:
         place.parent.mkdir(parents=True, exist_ok=True)
         with came.open("rb") as file:
             os.fsync(file.fileno())
+        (self._folder / LOCK_NAME).unlink(missing_ok=True)  # until the end, files of two versions may stand together
         came.replace(place)
         journal.add(wanted.path, found)
         verified[wanted.path] = found

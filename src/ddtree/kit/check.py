@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 
 from ddtree.errors import UserError
 from ddtree.kit import bag
+from ddtree.kit.check_result import CheckResult
 from ddtree.kit.names import fault_of, folded
 from ddtree.kit.record import (
     ENVIRONMENT,
@@ -33,7 +33,7 @@ from ddtree.kit.record import (
     ProcessRecord,
     read_record,
 )
-from ddtree.kit.signature import Signature, can_verify, expected_files, verify
+from ddtree.kit.signature import can_verify, expected_files, verify
 
 FAST_BYTES = 1 << 20
 """In fast mode, larger files are looked for and counted, and not read."""
@@ -41,41 +41,6 @@ _LARGEST_MANIFEST_BYTES = 256 << 20
 _BAGIT_TXT = b"BagIt-Version: 0.97\nTag-File-Character-Encoding: UTF-8\n"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 _TAGS = (bag.BAG_INFO, bag.BAGIT, bag.MANIFEST)
-
-
-@dataclass
-class CheckResult:
-    """What was found.
-
-    Attributes:
-        faults: one line each; empty where the kit is whole.
-        signatures: of the kit; those that are not good are faults too.
-        unchecked: what could not be looked at, and why.
-    """
-
-    faults: list[str] = field(default_factory=list)
-    signatures: list[Signature] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    files: int = 0
-    total_bytes: int = 0
-    kit: KitRecord | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        return not self.faults
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for machines."""
-        return {
-            "whole": self.is_whole,
-            "files": self.files,
-            "total_bytes": self.total_bytes,
-            "name": self.kit.name if self.kit else None,
-            "verdict": self.kit.verdict if self.kit else None,
-            "faults": self.faults,
-            "unchecked": self.unchecked,
-            "signatures": [vars(each) for each in self.signatures],
-        }
 
 
 def check_folder(

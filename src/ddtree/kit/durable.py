@@ -28,7 +28,7 @@ def appearing(place: Path) -> Iterator[Path]:
     """
     place = place.absolute()  # the BagIt library changes the working folder while it works
     _require_free(place)
-    with _draft(place) as draft:
+    with drafting(place) as draft:
         yield draft
         sync_tree(draft)
         _require_free(place)
@@ -40,7 +40,7 @@ def appearing(place: Path) -> Iterator[Path]:
 def replacing(place: Path) -> Iterator[Path]:
     """An empty folder that takes the place of ``place`` at the end of the block; readers see the old one or the new."""
     place = place.absolute()
-    with _draft(place) as draft:
+    with drafting(place) as draft:
         yield draft
         sync_tree(draft)
         _exchange(draft, place)
@@ -48,8 +48,11 @@ def replacing(place: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _draft(place: Path) -> Iterator[Path]:
-    """The draft is its own lock, which goes with the process that holds it."""
+def drafting(place: Path) -> Iterator[Path]:
+    """An empty folder beside ``place``, out of sight, that vanishes at the end of the block, or when it is next made.
+
+    It is its own lock, which goes with the process that holds it.
+    """
     draft = place.with_name(f".{place.name}{_UNFINISHED}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from ddtree.bench.numbers import CellNumbers, cell_numbers
 from ddtree.bench.record import RequestRow, RunRecord, SessionRecord, UnitRow
 from ddtree.bench.result_folder import RUN, read_requests, read_run, read_sessions, read_units
 from ddtree.bench.statistics import Estimate
+from ddtree.bench.sweep.store import SWEEP, counting_variants
 from ddtree.deploy.deployment import parse_deployment
 from ddtree.deploy.render import render
 from ddtree.errors import UserError
@@ -47,6 +48,8 @@ def copy_results(folders: Sequence[Path], payload: Path, masker: Masker) -> list
     for folder in folders:
         if not folder.is_dir() or not any(folder.rglob(RUN)):
             raise UserError(f"{folder} holds no results", "give folders of ddtree bench or sweep")
+        if any((parent / SWEEP).exists() for parent in folder.resolve().parents):
+            raise UserError(f"{folder} is a part of a sweep, which tells what of it counts", "give the sweep's folder")
         place = f"bench/results/{slug(folder.resolve().name)}"
         if (payload / place).exists():
             raise UserError(f"the kit has {place} already", "rename the folder of results")
@@ -68,7 +71,7 @@ def copy_tree(source: Path, target: Path, inside: str, masker: Masker) -> None:
 
 
 def write_experiments(payload: Path, results: Sequence[str]) -> list[str]:
-    """``experiments/<id>/`` for each configuration below ``results``; returns their ids."""
+    """``experiments/<id>/`` for each configuration below ``results`` whose numbers count; returns their ids."""
     found = []
     for result in results:
         for run_file in sorted((payload / result).rglob(RUN)):
@@ -80,7 +83,8 @@ def write_experiments(payload: Path, results: Sequence[str]) -> list[str]:
 
 def _configurations(folder: Path) -> list[Measured]:
     run, units, rows, sessions = read_run(folder), read_units(folder), read_requests(folder), read_sessions(folder)
-    variants = list(dict.fromkeys(unit.variant for unit in units))
+    counting = counting_variants(folder)
+    variants = [name for name in dict.fromkeys(unit.variant for unit in units) if counting is None or name in counting]
     return [
         Measured(
             run,

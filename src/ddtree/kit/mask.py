@@ -21,68 +21,11 @@ from urllib.parse import quote, quote_plus
 
 from ddtree.errors import UserError
 from ddtree.kit.record import Masked
+from ddtree.kit.secret_shapes import PLACES, SHAPES, is_plain, is_telling, looks_secret
 
 MASK = "***masked***"
 _SHORTEST_KNOWN = 4
 
-_TELLING = re.compile(
-    r"(?i)(^|[_.\-])(api_?keys?|apikey|access_?keys?(_id)?|secrets?(_?key)?|secret_access_key|auth_?key|account_?key|"
-    r"token|"
-    r"pass_?words?|passwd|passphrase|pwd|private_?key|client_?secret|credentials?|signing_key|"
-    r"encryption_key|webhook(_url)?|connection_?string|dsn|authorization|cookie)$"
-)
-# Tokens of text are no tokens of access.
-_NOT_TELLING = re.compile(
-    r"(?i)(^|[_.])(bos|eos|pad|unk|mask|sep|cls|image|video|audio|special|stop|next|start|end|first|last|draft|bonus|root|"
-    r"per|each|new|prompt|completion|output|input|decoder|fim|think|tool)_token$|^(old_?)?pwd$|^(load|set)_credential$"
-)
-_NOT_SECRET = re.compile(
-    r"(?i)^(|=*v?\d+(\.\d+)+\S{0,16}|\*+|\*\*\*masked\*\*\*|none|null|true|false|yes|no|on|off|auto|default|empty|\d{1,6}(\.\d+)?|\$\{?\w+\}?|"
-    r"<[^>]*>|[\[({].*|str|int|bytes|bool|float|any|self|optional.*|required|missing|not|is|must|for|of|and|or|in|"
-    r"from|with|has|was|the|a|an)$"
-)
-
-_SHAPES: dict[str, str] = {
-    "private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
-    r"(?:-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|\Z)",
-    "Hugging Face token": r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}",
-    "OpenAI or Anthropic key": r"\bsk-[A-Za-z0-9_-]{16,}",
-    "NVIDIA key": r"\bnvapi-[A-Za-z0-9_-]{20,}",
-    "Google key": r"\bAIza[0-9A-Za-z_-]{35}",
-    "Google OAuth secret": r"\bGOCSPX-[0-9A-Za-z_-]{20,}|\bya29\.[0-9A-Za-z_-]{20,}",
-    "GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
-    "GitLab token": r"\bgl(?:pat|dt|rt|ptt|soat|agent|cbt|ft|imt)-[A-Za-z0-9_-]{16,}",
-    "Slack token": r"\bxox[abeprs]-[A-Za-z0-9-]{10,}|\bxapp-[A-Za-z0-9-]{10,}",
-    "Slack webhook": r"https://hooks\.slack\.com/[A-Za-z0-9/_-]{10,}",
-    "Discord webhook": r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\S+",
-    "AWS key id": r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b",
-    "Azure account key": r"(?i)\baccountkey=[A-Za-z0-9+/=]{40,}",
-    "Azure signature": r"(?i)\bsig=[A-Za-z0-9%+/=]{20,}",
-    "JSON web token": r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?",
-    "PyPI token": r"\bpypi-[A-Za-z0-9_-]{16,}",
-    "npm token": r"\bnpm_[A-Za-z0-9]{30,}",
-    "Stripe key": r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",
-    "SendGrid key": r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
-    "Twilio key": r"\b(?:AC|SK)[0-9a-f]{32}\b",
-    "Telegram bot token": r"\b\d{8,10}:AA[A-Za-z0-9_-]{32,}",
-    "Vault token": r"\bhv[sbr]\.[A-Za-z0-9_-]{20,}",
-    "Databricks token": r"\bdapi[0-9a-f]{32}\b",
-    "Docker token": r"\bdckr_pat_[A-Za-z0-9_-]{20,}",
-    "Tailscale key": r"\btskey-[A-Za-z0-9-]{16,}",
-    "Replicate token": r"\br8_[A-Za-z0-9]{30,}",
-    "Groq key": r"\bgsk_[A-Za-z0-9]{30,}",
-    "age key": r"\bAGE-SECRET-KEY-1[A-Z0-9]{50,}",
-}
-# Each has one group, which is what is taken out.
-_PLACES: dict[str, str] = {
-    "password in an address": r"(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s:/@'\"]*:([^\s@/'\"]+)@",
-    "user token in an address": r"(?i)\bhttps?://([A-Za-z0-9_-]{16,})@",
-    "Authorization header": r"(?i)\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token|digest)?\s*"
-    r"([A-Za-z0-9._~+/=-]{8,})",
-    "bearer token": r"(?i)\bbearer[ \t]+([A-Za-z0-9._~+/=-]{8,})",
-    "netrc password": r"(?i)\bmachine\s+\S+\s+login\s+\S+\s+password\s+(\S+)",
-    "command line password": r"(?i)(?:^|\s)(?:--?user|-u)[= ]['\"]?[A-Za-z0-9_.@-]+:([^\s'\"]{4,})",
-}
 _OF_A_TOKEN = re.compile(r"[A-Za-z0-9._~+/=:*-]+")
 # The value is looked at and not passed over: `A=B=c` is read as A's and as B's.
 _NAMED = re.compile(
@@ -111,7 +54,7 @@ class Masker:
 
     def learn(self, kind: str, value: str) -> None:
         """From here on this value is a secret wherever it stands."""
-        if len(value) >= _SHORTEST_KNOWN and not _NOT_SECRET.match(value):
+        if len(value) >= _SHORTEST_KNOWN and not is_plain(value):
             for spelling in _spellings(value):
                 self._known.setdefault(spelling, kind)
 
@@ -146,7 +89,7 @@ class Masker:
         """Variables; the value of one with a telling name is taken out as a whole."""
         told: dict[str, str] = {}
         for name, value in sorted(environment.items()):
-            if is_telling(name) and not _NOT_SECRET.match(value):
+            if is_telling(name) and not is_plain(value, name):
                 self._account(Counter([f"value of {name}"]), file)
                 told[name] = MASK
             else:
@@ -194,37 +137,25 @@ class Masker:
             name, join, value = match["name"], match["join"], match["value"]
             bare = value.strip("\\\"'")
             start = match.start("value") + value.find(bare)
+            quote = text[match.start() - 1 : match.start()]
+            if quote in ("'", '"') and value[0] not in "\\\"'" and (closed := text.find(quote, start)) > 0:
+                bare = text[start:closed]  # all of `"NAME=two words"`
             is_flag = name.startswith("--")
-            if start < end or not is_telling(name) or _NOT_SECRET.match(bare) or MASK in value:
+            if start < end or not is_telling(name) or is_plain(bare, name) or MASK in value:
                 continue
             if not is_flag and not re.search("[:=]", join):
                 continue  # words of a sentence, or of a list
             if (is_flag and bare.startswith("--")) or (is_code and value[0] not in "\\\"'"):
                 continue
-            if re.search("(?i)token$", name) and not _OF_A_TOKEN.fullmatch(bare):
+            if re.search("(?i)token$", name) and not name.isupper() and not _OF_A_TOKEN.fullmatch(bare):
                 continue  # a token of text
             if bare.lower() == name.rpartition(".")[2].lower():
                 continue  # `api_key=api_key`
-            if _looks_secret(bare):
+            if looks_secret(bare):
                 counts[f"value of {name.lstrip('-')}"] += 1
                 pieces += [text[end:start], MASK]
                 end = start + len(bare)
         return "".join([*pieces, text[end:]])
-
-
-def is_telling(name: str) -> bool:
-    """Whether a variable, key or flag of that name holds a secret."""
-    bare = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")).replace("-", "_")
-    return bool(_TELLING.search(bare)) and not _NOT_TELLING.search(bare)
-
-
-def _looks_secret(value: str) -> bool:
-    """Words of code and prose are no secrets: a call, an attribute, a path."""
-    if len(value) < 4 or value.startswith(("/", "./", "../", "~/")):
-        return False
-    return not re.fullmatch(r"[A-Za-z_][\w.]*(\[.*|\(.*|\).*|:)", value) and not re.fullmatch(
-        r"(?:self|os|args|config|request|settings|deployment|secrets|cls)(\.\w+)+", value
-    )
 
 
 def _cut(match: re.Match[str]) -> str:
@@ -268,7 +199,7 @@ def _cutters() -> list[tuple[str, Callable[[str], tuple[str, int]]]]:
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
     found: list[tuple[str, Callable[[str], tuple[str, int]]]] = [
-        (kind, partial(re.compile(pattern).subn, _cut)) for kind, pattern in (_SHAPES | _PLACES).items()
+        (kind, partial(re.compile(pattern).subn, _cut)) for kind, pattern in (SHAPES | PLACES).items()
     ]
     # Of the library those that know a shape; not those of entropy, of addresses and of bare words. Their groups are for
     # their own use: all that matches goes.

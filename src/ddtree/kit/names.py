@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from ddtree.errors import UserError
 
@@ -43,6 +46,16 @@ def checked(path: str) -> str:
     if why := fault_of(path):
         raise UserError(f"the name {path[:100]!a} {why}", "a kit has plain names only")
     return path
+
+
+def _plain_path(path: str) -> str:
+    if why := fault_of(path):
+        raise ValueError(f"{path[:80]!a} {why}")
+    return path
+
+
+PlainPath = Annotated[str, AfterValidator(_plain_path)]
+"""A relative path in a record of a kit: one that leads elsewhere makes the record invalid."""
 
 
 def slug(text: str) -> str:

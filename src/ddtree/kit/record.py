@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ddtree.errors import UserError
+from ddtree.kit.names import PlainPath
 
 SCHEMA_VERSION = "1.0"
 
@@ -42,7 +43,7 @@ class Place(Record):
     """One deployment of a kit. ``folder`` is relative to the payload; ``.`` for the first one."""
 
     name: str
-    folder: str
+    folder: Literal["."] | PlainPath
     host: str
     engine: str
     is_running: bool
@@ -66,11 +67,11 @@ class KitRecord(Record):
     sealed: str
     tool: str
     places: list[Place]
-    experiments: list[str] = []
-    results: list[str] = []
+    experiments: list[PlainPath] = []
+    results: list[PlainPath] = []
     even_if_failing: bool = False
     masked: list[Masked] = []
-    earlier: list[str] = []
+    earlier: list[PlainPath] = []
     notes: list[str] = []
 
     @property
@@ -130,7 +131,7 @@ class PatchedFile(Record):
         is_masked: a secret was taken out of the sealed file, so that it cannot be put back as it was.
     """
 
-    path: str
+    path: PlainPath
     package: str
     change: Change
     base_sha256: Sha256 | None
@@ -152,10 +153,10 @@ class PatchRecord(Record):
 class WeightFile(Record):
     """A file of a weights folder. ``url``: where it comes from; ``in_kit``: it lies beside this list."""
 
-    path: str
+    path: PlainPath
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Sha256
-    url: str | None = None
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     in_kit: bool = False
 
 
@@ -202,12 +203,12 @@ class ExperimentRecord(Record):
     """
 
     schema_version: Literal["1.0"] = "1.0"
-    id: str
+    id: PlainPath
     run_id: str
     label: str
     configuration: str
     variant: str
-    results: str
+    results: PlainPath
     settings: dict[str, Any]
     command: list[str]
     service_command: list[str] | None

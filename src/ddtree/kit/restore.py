@@ -15,17 +15,9 @@ from ddtree.deploy.render import render
 from ddtree.deploy.secret_file import fetch_secret
 from ddtree.errors import UserError
 from ddtree.kit.canary import Canary, Comparison, choose_canary, run_canary
-from ddtree.kit.engine_files import Interpreter, interpreter_of
-from ddtree.kit.record import ENVIRONMENT, PATCHES, EnvironmentRecord, KitRecord, PatchRecord, Place, read_record
+from ddtree.kit.engine_restore import EngineRestore
+from ddtree.kit.record import KitRecord, Place
 from ddtree.kit.restore_doctor import doctor_steps
-from ddtree.kit.restore_engine import (
-    EnginePlan,
-    apply_patches,
-    build,
-    compare_packages,
-    plan_build,
-    plan_patches,
-)
 from ddtree.kit.restore_weights import WeightsPlan, bring_weights, look_at_weights
 from ddtree.kit.step import Step
 from ddtree.verify import Options, Verdict, Verification, from_deployment
@@ -154,16 +146,14 @@ class _Restore:
         self._folder = payload / place.folder
         self._deployment = site.deployment
         self._rendered = render(site.deployment)
-        self._sealed = self._read(EnvironmentRecord, ENVIRONMENT)
-        self._patches = self._read(PatchRecord, PATCHES)
-        self._root: str | None = None
+        self._engine = EngineRestore(self._folder, site, options.wheels, options.keep_environment, tell)
 
     def plan(self) -> tuple[Step, ...]:
-        weights, engine = self._weights(), self._engine()
+        weights = self._weights()
         return (
             *self._doctor(weights),
             *(_weights_step(each) for each in weights),
-            *self._engine_steps(engine),
+            *self._engine.steps(self._engine.plan()),
             self._service_step(),
             Step("verify", "to do", f"hold the service to its deployment file; sealed was: {self._place.verdict}"),
             self._canary_step(),
@@ -180,7 +170,7 @@ class _Restore:
                 self._tell(f"fetching {len(plan.missing)} files of the {plan.name}")
                 folder = self._folder / plan.name
                 bring_weights(self._site.host, folder, plan, self._deployment.host.kind == "local")
-        self._do_engine()
+        self._engine.run()
         if self._service_step().state != "done":
             self._tell("putting the service in place")
             note = f"restored from the kit {self._kit.name}"
@@ -201,78 +191,8 @@ class _Restore:
                 found.append(look_at_weights(self._site.host, self._folder / name, name, weights.path))
         return found
 
-    def _interpreter(self) -> Interpreter | None:
-        engine = self._deployment.engine
-        program = self._rendered.command[0]
-        if engine.executable and not program.rsplit("/", 1)[-1].startswith("python"):
-            shebang = self._site.host.run('head -n 1 -- "$1" | grep "^#!/"', program, privileged=True).stdout
-            program = shebang.strip().removeprefix("#!").split(" ")[0]
-        if engine.venv:
-            program = f"{engine.venv}/bin/python"
-        if program == "/bin/sh" or not program.startswith("/"):
-            return None
-        return interpreter_of(self._site.host, (program,), {}, engine.venv)
-
-    def _engine(self) -> EnginePlan:
-        plan, venv = EnginePlan(), self._deployment.engine.venv
-        if venv:
-            plan_build(self._site.host, venv, self._sealed, self._options.wheels, plan)
-        if plan.build:
-            plan.to_patch = list(self._patches.files) if self._patches else []
-            return plan
-        interpreter = self._interpreter()
-        if interpreter is None:
-            plan.unknown.append("the engine's interpreter is not known here, so its packages are not compared")
-            if self._patches and self._patches.files:
-                plan.refused.append("the kit has patches, and it is not known where the engine's files are")
-            return plan
-        if self._sealed is not None:
-            plan.different = compare_packages(interpreter, self._sealed)
-        if plan.different and not self._options.keep_environment:
-            told = "; ".join(plan.different[:4]) + (" ..." if len(plan.different) > 4 else "")
-            plan.refused.append(
-                f"the environment is there and not as sealed ({told}): name another engine.venv with --set, "
-                "which is then built, or accept it with --keep-environment"
-            )
-        if self._patches is not None:
-            self._root = plan_patches(interpreter, self._patches, plan)
-        return plan
-
-    def _do_engine(self) -> None:
-        plan, venv, host = self._engine(), self._deployment.engine.venv, self._site.host
-        if plan.build:
-            assert venv and plan.python and self._sealed
-            self._tell(f"building {venv} from the lock")
-            build(host, venv, self._sealed, self._options.wheels, plan.python)
-            plan = self._engine()
-        if plan.refused:
-            raise UserError(plan.refused[0], "see all of it with --plan")
-        if plan.to_patch:
-            assert self._root is not None
-            self._tell(f"patching {len(plan.to_patch)} files")
-            apply_patches(host, self._root, self._folder / "patches", plan.to_patch)
-
-    def _engine_steps(self, plan: EnginePlan) -> list[Step]:
-        steps = [Step("environment", "refused", told) for told in plan.refused]
-        venv = self._deployment.engine.venv
-        if plan.build and not plan.refused:
-            n = len(self._sealed.packages) if self._sealed else 0
-            steps.append(Step("environment", "to do", f"build {venv}: {n} packages from the lock, with {plan.python}"))
-        elif plan.different and not plan.refused:
-            steps.append(Step("environment", "unknown", f"accepted as it is: {'; '.join(plan.different[:4])}"))
-        elif not plan.refused:
-            told = "; ".join(plan.unknown) or "every sealed package is there, with the same content"
-            steps.append(Step("environment", "unknown" if plan.unknown else "done", told))
-        if plan.to_patch:
-            names = ", ".join(f"{each.path} ({each.change})" for each in plan.to_patch[:6])
-            steps.append(Step("patches", "to do", f"{len(plan.to_patch)} files: {names}"))
-        else:
-            told = f"{plan.patched} files are as sealed" if plan.patched else "the kit has none"
-            steps.append(Step("patches", "done", told))
-        return steps
-
     def _doctor(self, weights: Sequence[WeightsPlan]) -> list[Step]:
-        interpreter = self._interpreter()
+        interpreter = self._engine.interpreter()
         builds = bool(self._deployment.engine.venv) and interpreter is None
         return doctor_steps(
             self._site, self._folder, weights, interpreter, builds=builds, ignore_faults=self._options.ignore_faults
@@ -324,9 +244,6 @@ class _Restore:
             with tempfile.TemporaryDirectory(prefix="ddtree-kit-") as scratch:
                 out = self._options.out or Path(scratch) / "canary"
                 return verdict, run_canary(canary, url, key, deployment.served_name, out), ""
-
-    def _read(self, kind: Any, name: str) -> Any:
-        return read_record(kind, self._folder / name) if (self._folder / name).exists() else None
 
 
 def _weights_step(plan: WeightsPlan) -> Step:

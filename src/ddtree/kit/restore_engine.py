@@ -16,6 +16,8 @@ from ddtree.kit.record import EnvironmentRecord, Package, PatchedFile, PatchReco
 BUILD_S = 3 * 3600.0
 _MARK = ".ddtree-kit-unfinished"
 _INSTALLERS = {"pip", "setuptools", "wheel"}
+_LEFT_OF_A_WRITE = re.compile(r".+\.new\.[0-9]+")
+"""What a host keeps beside a file while it writes it, and a power cut leaves there."""
 # A venv without the mark is somebody's; one with it is ours, and half made.
 _IS_THERE = '[ -e "$1" ] && [ ! -e "$1/' + _MARK + '" ]'
 _BEGIN = """
@@ -50,6 +52,7 @@ class EnginePlan:
         build: the virtual environment is to be made.
         different: packages that are not as sealed, in words.
         to_patch: files to be changed; ``patched``: those that are as sealed already.
+        left_over: of writes that were broken off, to be removed.
         refused: why this cannot be done.
         unknown: what cannot be looked at.
     """
@@ -59,6 +62,7 @@ class EnginePlan:
     different: list[str] = field(default_factory=list)
     to_patch: list[PatchedFile] = field(default_factory=list)
     patched: int = 0
+    left_over: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
 
@@ -153,7 +157,11 @@ def plan_patches(interpreter: Interpreter, patches: PatchRecord, plan: EnginePla
             plan.refused.append(f"{each.path} had a secret in it, which the kit does not have: patch it by hand")
         else:
             plan.to_patch.append(each)
-    plan.refused += [f"{path} was changed there, and not in the kit: the base differs" for path in sorted(now)]
+    plan.left_over = sorted(
+        path for path, seen in now.items() if seen["base"] is None and _LEFT_OF_A_WRITE.fullmatch(path)
+    )
+    others = sorted(now.keys() - set(plan.left_over))
+    plan.refused += [f"{path} was changed there, and not in the kit: the base differs" for path in others]
     return str(told["root"])
 
 
@@ -175,6 +183,13 @@ def apply_patches(host: Host, root: str, folder: Path, files: Sequence[PatchedFi
             raise UserError(f"the kit does not hold {each.path}", "bring the file by hand; patches.json has its hash")
         mode = host.run('stat -c %a -- "$1" 2>/dev/null || echo 644', place, privileged=True).stdout.strip()
         host.write(place, source.read_bytes(), mode=int(mode or "644", 8), privileged=True)
+
+
+def remove(host: Host, root: str, paths: Sequence[str]) -> None:
+    """Remove files below ``root``."""
+    told = host.run('cd -- "$1" && shift && rm -f -- "$@"', root, *paths, privileged=True)
+    if told.exit_code:
+        raise UserError(f"cannot delete {paths[0]} in {root} on {host.name} ({told.trouble})", "check its rights")
 
 
 def _needed(sealed: EnvironmentRecord) -> list[Package]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddtree.bench.statistics import Estimate, ratio_of_medians
+from ddtree.errors import UserError
 from ddtree.report.recommend import told_place
 from ddtree.report.results import Measurement, ResultSet
 
@@ -33,6 +34,9 @@ def compare(old: ResultSet, new: ResultSet, threshold: float) -> list[Change]:
     A regression is a median that is worse by more than ``threshold`` (0.05: five per cent) while the 95 % interval of
     the ratio leaves 1 out; worse with an interval that holds 1 is told, and is no regression. A cell that is no longer
     there, or brings no answer any more, is lost; so is one with an error share that rose by more than ``threshold``.
+
+    Raises:
+        UserError: a cell was measured with other prompts, or in another way.
     """
     found = {(each.configuration, each.place): each for each in new.measurements}
     changes: list[Change] = []
@@ -51,15 +55,23 @@ def _changes(old: Measurement, new: Measurement | None, threshold: float) -> lis
     name, place = old.configuration.name, told_place(old.place)
     if new is None:
         return [Change(name, place, "all", None, None, None, "lost")]
+    if other := [f"{key} {value} (now {new.way[key]})" for key, value in old.way.items() if new.way[key] != value]:
+        raise UserError(
+            f"the baseline measured {place} with {', '.join(other)}",
+            "measure it alike, or compare something else",
+        )
     changes = []
+    before_numbers, after_numbers = old.numbers, new.numbers
+    if not (before_numbers.total_is_steady and after_numbers.total_is_steady):
+        before_numbers, after_numbers = before_numbers.over_whole_units(), after_numbers.over_whole_units()
     for quantity, more_is_better in _BETTER_IS_MORE.items():
-        before, after = getattr(old.numbers, quantity), getattr(new.numbers, quantity)
+        before, after = getattr(before_numbers, quantity), getattr(after_numbers, quantity)
         if before is None:
             continue
         if after is None:
             changes.append(Change(name, place, quantity, before.value, None, None, "lost"))
             continue
-        ratio = ratio_of_medians(new.numbers.raw[quantity], old.numbers.raw[quantity])
+        ratio = ratio_of_medians(after_numbers.raw[quantity], before_numbers.raw[quantity])
         judgement = "same" if ratio is None else _judge(ratio, more_is_better, threshold)
         changes.append(Change(name, place, quantity, before.value, after.value, ratio, judgement))
     before_errors = old.numbers.error_share.value if old.numbers.error_share else 0.0

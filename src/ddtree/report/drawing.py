@@ -142,6 +142,21 @@ def finished(canvas: Any, name: str, title: str, caption: str) -> Drawing:
     return Drawing(safe, title, caption, svg[svg.index("<svg") :])
 
 
+def curve(axes: Any, places: Sequence[float], found: Sequence[Estimate], colour: str, label: str) -> None:
+    """A line through values, with their intervals as whiskers."""
+    axes.errorbar(
+        places,
+        [each.value for each in found],
+        yerr=spread(found),
+        marker="o",
+        markersize=5,
+        linewidth=1.8,
+        capsize=3,
+        color=colour,
+        label=label,
+    )
+
+
 def spread(found: Sequence[Estimate]) -> list[list[float]]:
     """Distances of the interval's ends, as matplotlib wants them."""
     below = [max(0.0, each.value - each.low) for each in found]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
-from ddtree.bench.statistics import Estimate
-from ddtree.report.configuration import Configuration
+from ddtree.report.budget_figures import speed_by_budget, tau_by_budget, tau_by_context
 from ddtree.report.drawing import (
     COLOURS,
     FAINT,
@@ -20,11 +18,11 @@ from ddtree.report.drawing import (
     heat,
     house_style,
     legend,
-    panels_of,
     short,
     spread,
 )
 from ddtree.report.results import Measurement, ResultSet
+from ddtree.report.selection import ordered, shortest_context, sure, told_length
 
 
 def drawings(results: ResultSet) -> list[Drawing]:
@@ -39,9 +37,9 @@ def drawings(results: ResultSet) -> list[Drawing]:
             rows = results.of(workload)
             found += [
                 _modes(workload, rows),
-                _speed_by_budget(workload, rows),
-                _tau_by_budget(workload, rows),
-                _tau_by_context(workload, rows),
+                speed_by_budget(workload, rows),
+                tau_by_budget(workload, rows),
+                tau_by_context(workload, rows),
                 _pareto(workload, rows),
                 _accepted(workload, rows),
                 _heat_maps(workload, rows),
@@ -51,9 +49,9 @@ def drawings(results: ResultSet) -> list[Drawing]:
 
 def _modes(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     """Bars: every configuration at each concurrency."""
-    context = _shortest_context(rows)
+    context = shortest_context(rows)
     rows = [each for each in rows if each.numbers.key.context_tokens == context and each.numbers.total_tok_s]
-    configurations = _ordered(each.configuration for each in rows)
+    configurations = ordered(each.configuration for each in rows)
     if len(configurations) < 2:
         return None
     concurrencies = sorted({each.numbers.key.concurrency for each in rows})
@@ -67,7 +65,7 @@ def _modes(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
             )
             if each is None:
                 continue
-            total = _sure(each.numbers.total_tok_s)
+            total = sure(each.numbers.total_tok_s)
             axes.barh(place, total.value, height=0.78, color=MODE_COLOURS.get(configuration.mode, COLOURS[5]))
             axes.errorbar(total.value, place, xerr=spread([total]), fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
             axes.text(total.high, place, f"  {short(total.value)}", va="center", fontsize=8.5)
@@ -92,125 +90,12 @@ def _modes(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.12, y=0.02)
     axes.set_xlabel("tokens a second, all requests together")
-    caption = f"Total speed of every configuration on {workload}, {_length(context)}; whiskers are 95 % intervals."
+    caption = f"Total speed of every configuration on {workload}, {told_length(context)}; whiskers are 95 % intervals."
     return finished(canvas, f"speed-{workload}", f"Speed of each configuration: {workload}", caption)
 
 
-def _speed_by_budget(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
-    return _by_budget(
-        workload,
-        rows,
-        "user-speed",
-        "Speed of one user against budget",
-        "tokens a second of one user",
-        lambda each: each.numbers.user_tok_s,
-        with_plain=True,
-    )
-
-
-def _tau_by_budget(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
-    return _by_budget(
-        workload,
-        rows,
-        "tau",
-        "Tau against budget",
-        "committed tokens a round (tau)",
-        lambda each: each.numbers.tau,
-        with_plain=False,
-    )
-
-
-def _by_budget(
-    workload: str,
-    rows: Sequence[Measurement],
-    name: str,
-    title: str,
-    label: str,
-    value: Callable[[Measurement], Estimate | None],
-    with_plain: bool,
-) -> Drawing | None:
-    context = _shortest_context(rows)
-    rows = [each for each in rows if each.numbers.key.context_tokens == context and value(each)]
-    trees = [each for each in rows if isinstance(each.configuration.budget, int) and each.configuration.mode == "tree"]
-    budgets = sorted({_budget(each) for each in trees})
-    if len(budgets) < 2:
-        return None
-    concurrencies = sorted({each.numbers.key.concurrency for each in trees})
-    canvas, panels = panels_of(len(concurrencies))
-    for concurrency, axes in zip(concurrencies, panels, strict=True):
-        lines: dict[str, list[Measurement]] = defaultdict(list)
-        for each in trees:
-            if each.numbers.key.concurrency == concurrency:
-                lines[each.configuration.family].append(each)
-        for place, ((family, line), colour) in enumerate(zip(sorted(lines.items()), cycle(), strict=False)):
-            aside = 0.05 * (place - (len(lines) - 1) / 2)  # so that whiskers do not hide each other
-            line.sort(key=_budget)
-            found = [_sure(value(each)) for each in line]
-            axes.errorbar(
-                [budgets.index(_budget(each)) + aside for each in line],
-                [each.value for each in found],
-                yerr=spread(found),
-                marker="o",
-                markersize=5,
-                linewidth=1.8,
-                capsize=3,
-                color=colour,
-                label=family,
-            )
-        if with_plain:
-            for each in rows:
-                if each.configuration.mode in ("ar", "chain") and each.numbers.key.concurrency == concurrency:
-                    plain = _sure(value(each))
-                    colour = MODE_COLOURS[each.configuration.mode]
-                    axes.axhline(
-                        plain.value, color=colour, linestyle="--", linewidth=1.4, label=each.configuration.name
-                    )
-        axes.set_xticks(range(len(budgets)), [str(budget) for budget in budgets])
-        axes.set_xlabel("budget (nodes)")
-        axes.set_title(f"{concurrency} at a time")
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.08)
-    panels[0].set_ylabel(label)
-    legend(canvas, panels)
-    caption = f"{title} on {workload}, {_length(context)}; whiskers are 95 % intervals."
-    return finished(canvas, f"{name}-by-budget-{workload}", f"{title}: {workload}", caption)
-
-
-def _tau_by_context(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
-    rows = [each for each in rows if each.numbers.tau and each.configuration.mode != "ar"]
-    lowest = min((each.numbers.key.concurrency for each in rows), default=1)
-    rows = [each for each in rows if each.numbers.key.concurrency == lowest]
-    rows = [each for each in rows if sum(other.configuration == each.configuration for other in rows) > 1]
-    contexts = sorted({each.numbers.key.context_tokens for each in rows}, key=lambda context: context or 0)
-    if len(contexts) < 2:
-        return None
-    canvas, axes = canvas_of(height=3.6)
-    for configuration, colour in zip(_ordered(each.configuration for each in rows), cycle(), strict=False):
-        line = [each for each in rows if each.configuration == configuration]
-        line.sort(key=lambda each: each.numbers.key.context_tokens or 0)
-        found = [_sure(each.numbers.tau) for each in line]
-        axes.errorbar(
-            [contexts.index(each.numbers.key.context_tokens) for each in line],
-            [each.value for each in found],
-            yerr=spread(found),
-            marker="o",
-            markersize=5,
-            linewidth=1.8,
-            capsize=3,
-            color=colour,
-            label=configuration.name,
-        )
-    axes.set_xticks(range(len(contexts)), ["as is" if c is None else f"{c:,}" for c in contexts])
-    axes.set_xlabel("context (tokens)")
-    axes.set_ylabel("committed tokens a round (tau)")
-    axes.set_ylim(bottom=0)
-    legend(canvas, [axes])
-    caption = f"Tau by length of context on {workload}, {lowest} at a time."
-    return finished(canvas, f"tau-by-context-{workload}", f"Tau against context: {workload}", caption)
-
-
 def _pareto(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
-    context = _shortest_context(rows)
+    context = shortest_context(rows)
     rows = [
         each
         for each in rows
@@ -219,13 +104,13 @@ def _pareto(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     if len({each.numbers.key.concurrency for each in rows}) < 2:
         return None
     canvas, axes = canvas_of(height=4.4)
-    for configuration, colour in zip(_ordered(each.configuration for each in rows), cycle(), strict=False):
+    for configuration, colour in zip(ordered(each.configuration for each in rows), cycle(), strict=False):
         line = sorted(
             (each for each in rows if each.configuration == configuration),
             key=lambda each: each.numbers.key.concurrency,
         )
-        across = [_sure(each.numbers.user_tok_s).value for each in line]
-        up = [_sure(each.numbers.total_tok_s).value for each in line]
+        across = [sure(each.numbers.user_tok_s).value for each in line]
+        up = [sure(each.numbers.total_tok_s).value for each in line]
         axes.plot(across, up, marker="o", markersize=5.5, linewidth=1.6, color=colour, label=configuration.name)
         for x, y, each in zip(across, up, line, strict=True):
             axes.annotate(
@@ -238,14 +123,14 @@ def _pareto(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     axes.margins(0.1)
     legend(canvas, [axes])
     caption = (
-        f"What one user gets against what all get, on {workload}, {_length(context)}. Numbers beside the points are "
-        "requests at a time; further up and to the right is better."
+        f"What one user gets against what all get, on {workload}, {told_length(context)}. Numbers beside the points "
+        "are requests at a time; further up and to the right is better."
     )
     return finished(canvas, f"pareto-{workload}", f"Throughput against speed of one user: {workload}", caption)
 
 
 def _accepted(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
-    context = _shortest_context(rows)
+    context = shortest_context(rows)
     rows = [
         each
         for each in rows
@@ -265,7 +150,9 @@ def _accepted(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     columns = [str(length) for length in range(1, longest + 1)]
     heat(axes, [[round(share) for share in line] for line in grid], columns, [each.configuration.name for each in rows])
     axes.set_xlabel("tokens that a round committed, the bonus token included")
-    caption = f"Of 100 rounds, how many committed so many tokens: {workload}, {_length(context)}, {lowest} at a time."
+    caption = (
+        f"Of 100 rounds, how many committed so many tokens: {workload}, {told_length(context)}, {lowest} at a time."
+    )
     return finished(canvas, f"accepted-{workload}", f"Accepted lengths: {workload}", caption)
 
 
@@ -274,9 +161,9 @@ def _heat_maps(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     contexts = sorted({each.numbers.key.context_tokens for each in rows}, key=lambda context: context or 0)
     concurrencies = sorted({each.numbers.key.concurrency for each in rows})
     grids: dict[str, list[list[float]]] = {}
-    for configuration in _ordered(each.configuration for each in rows):
+    for configuration in ordered(each.configuration for each in rows):
         at = {
-            (each.numbers.key.context_tokens, each.numbers.key.concurrency): _sure(each.numbers.total_tok_s).value
+            (each.numbers.key.context_tokens, each.numbers.key.concurrency): sure(each.numbers.total_tok_s).value
             for each in rows
             if each.configuration == configuration
         }
@@ -294,26 +181,3 @@ def _heat_maps(workload: str, rows: Sequence[Measurement]) -> Drawing | None:
     panels[0].set_xlabel("requests at a time")
     caption = f"Tokens a second in total on {workload}, by length of context and requests at a time; one scale for all."
     return finished(canvas, f"matrix-{workload}", f"Context and concurrency: {workload}", caption)
-
-
-def _ordered(configurations: Iterable[Configuration]) -> list[Configuration]:
-    return sorted(set(configurations), key=lambda each: each.order)
-
-
-def _shortest_context(rows: Sequence[Measurement]) -> int | None:
-    return min((each.numbers.key.context_tokens for each in rows), key=lambda context: context or 0, default=None)
-
-
-def _length(context: int | None) -> str:
-    return "prompts as they are" if context is None else f"{context:,} tokens of context"
-
-
-def _sure(estimate: Estimate | None) -> Estimate:
-    """Rows without it were left out before."""
-    assert estimate is not None
-    return estimate
-
-
-def _budget(each: Measurement) -> int:
-    assert isinstance(each.configuration.budget, int)
-    return each.configuration.budget

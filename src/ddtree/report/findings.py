@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from ddtree.bench.grade.run import Grades
-from ddtree.bench.statistics import Estimate
 from ddtree.report.compare import Change
 from ddtree.report.drawing import Drawing
+from ddtree.report.how_measured import machines, method, reproduce
+from ddtree.report.markdown import table, told_estimate, told_number
 from ddtree.report.recommend import Recommendation, told_place
 from ddtree.report.results import ResultSet
 from ddtree.report.roofline import Machine, Share
@@ -36,11 +35,11 @@ def findings(
     threshold: float,
 ) -> str:
     """The report's text; drawings are linked as ``figures/NAME.svg``."""
-    parts = [f"# {title}", _summary(results), _recommended(recommendations)]
+    parts = [f"# {title}", _summary(results), _recommended(recommendations, results)]
     if changes is not None:
         parts.append(_comparison(changes, threshold))
     parts += [_speeds(results), _figures(drawings), _grades(results.grades), _roofline(roofline), _failures(results)]
-    parts += [_method(results), _reproduce(results)]
+    parts += [method(results), reproduce(results)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -59,9 +58,13 @@ def _summary(results: ResultSet) -> str:
     )
 
 
-def _recommended(recommendations: Sequence[Recommendation]) -> str:
+def _recommended(recommendations: Sequence[Recommendation], results: ResultSet) -> str:
     first, *others = recommendations
     parts = ["## Recommendation", _one_recommended(first)]
+    if any(each.is_faulty for each in results.grades):
+        parts.append("**Answers were found that rounding does not explain** (see Correctness): clear that up first.")
+    if len(machines(results)) > 1:
+        parts.append("The results are of several machines, so that differences may be those of machines.")
     for other in others:
         if len(other.standings) > 1:
             where = "; ".join(place for place, _, _ in other.best_by_place)
@@ -78,11 +81,11 @@ def _one_recommended(recommendation: Recommendation) -> str:
             (each.configuration.name, f"{each.score:.1%}", f"{each.worst:.1%}", each.worst_place)
             for each in recommendation.standings
         ]
-        parts.append(_table(("configuration", "of the best", "at its worst", "where"), rows, "lrrl"))
+        parts.append(table(("configuration", "of the best", "at its worst", "where"), rows, "lrrl"))
     if len(recommendation.best_by_place) > 1:
         fastest = [(place, name, f"{speed:,.1f}") for place, name, speed in recommendation.best_by_place]
         names = ("place", "configuration", "tok/s in total")
-        parts.append("Fastest in each place:\n\n" + _table(names, fastest, "llr"))
+        parts.append("Fastest in each place:\n\n" + table(names, fastest, "llr"))
     if recommendation.left_out:
         parts.append("Not considered:\n\n" + "\n".join(f"- {name}: {why}" for name, why in recommendation.left_out))
     return "\n\n".join(parts)
@@ -97,8 +100,8 @@ def _comparison(changes: Sequence[Change], threshold: float) -> str:
             change.configuration,
             change.place,
             _QUANTITIES[change.quantity],
-            _number(change.old),
-            _number(change.new),
+            told_number(change.old),
+            told_number(change.new),
             "-" if change.ratio is None else f"{change.ratio:.3f}",
             f"**{change.judgement}**" if change.judgement in ("regression", "lost") else change.judgement,
         )
@@ -110,7 +113,7 @@ def _comparison(changes: Sequence[Change], threshold: float) -> str:
     if not rows:
         return head
     names = ("configuration", "place", "quantity", "before", "now", "now / before", "judgement")
-    return f"{head}\n\n{_table(names, rows, 'lllrrrl')}"
+    return f"{head}\n\n{table(names, rows, 'lllrrrl')}"
 
 
 def _speeds(results: ResultSet) -> str:
@@ -119,23 +122,26 @@ def _speeds(results: ResultSet) -> str:
     parts = ["## Numbers"]
     for place in dict.fromkeys(each.place for each in results.measurements):
         rows = []
-        for each in results.measurements:
-            if each.place != place:
-                continue
+        cells = [each for each in results.measurements if each.place == place]
+        with_cache = any(each.numbers.cached_share for each in cells)
+        for each in cells:
             numbers = each.numbers
+            cached = "-" if numbers.cached_share is None else f"{numbers.cached_share:.0%}"
             rows.append(
                 (
                     each.configuration.name,
-                    _estimate(numbers.user_tok_s, ".1f"),
-                    _estimate(numbers.total_tok_s, ".1f") + ("" if numbers.total_is_steady else " *"),
-                    _estimate(numbers.ttft_ms, ".0f"),
-                    _number(numbers.ttft_p95_ms, ".0f"),
-                    _estimate(numbers.tau, ".2f"),
+                    told_estimate(numbers.user_tok_s, ".1f"),
+                    told_estimate(numbers.total_tok_s, ".1f") + ("" if numbers.total_is_steady else " *"),
+                    told_estimate(numbers.ttft_ms, ".0f"),
+                    told_number(numbers.ttft_p95_ms, ".0f"),
+                    told_estimate(numbers.tau, ".2f"),
+                    *([cached] if with_cache else []),
                     f"{sum(numbers.errors.values())}/{numbers.requests}",
                 )
             )
-        names = ("configuration", "tok/s of one user", "tok/s in total", "TTFT ms", "TTFT p95", "tau", "errors")
-        parts.append(f"### {told_place(place)}\n\n{_table(names, rows, 'lrrrrrr')}")
+        names = ["configuration", "tok/s of one user", "tok/s in total", "TTFT ms", "TTFT p95", "tau"]
+        names += ["prompt from cache", "errors"] if with_cache else ["errors"]
+        parts.append(f"### {told_place(place)}\n\n{table(names, rows, 'l' + 'r' * (len(names) - 1))}")
     if any(not each.numbers.total_is_steady for each in results.measurements):
         parts.append("\\* over whole repetitions: there was no steady window in each of them.")
     return "\n\n".join(parts)
@@ -156,8 +162,8 @@ def _grades(grades: Sequence[Grades]) -> str:
             share = score.pass_at_1
             told = "-" if share is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
             scores.append((score.side, told, f"{score.passed} of {score.judged}", str(score.errors)))
-        table = _table(("side", "pass@1", "passed", "no answer"), scores, "lrrr")
-        parts.append(f"### {each.record.workload.name}\n\n{table}")
+        shares = table(("side", "pass@1", "passed", "no answer"), scores, "lrrr")
+        parts.append(f"### {each.record.workload.name}\n\n{shares}")
         for side in list(each.record.sides)[1:]:
             compared = [row for row in each.comparisons if row.side == side]
             kinds = Counter(row.parting.kind for row in compared)
@@ -173,13 +179,13 @@ def _grades(grades: Sequence[Grades]) -> str:
                         f"{row.verdicts[1]} to {row.verdicts[0]}",
                         row.parting.kind,
                         str(row.parting.index),
-                        _number(row.parting.gap_nats, ".4f"),
+                        told_number(row.parting.gap_nats, ".4f"),
                         row.parting.detail,
                     )
                     for row in shown
                 ]
                 names = ("problem", "verdict", "texts", "token", "gap (nats)", "evidence")
-                parts.append(_table(names, rows, "lllrrl"))
+                parts.append(table(names, rows, "lllrrl"))
         if each.record.note:
             parts.append(f"Note: {each.record.note}.")
         parts.append(f"Programs ran in isolation by: {each.record.isolation}.")
@@ -209,7 +215,7 @@ def _roofline(roofline: tuple[Machine, list[Share]] | None) -> str:
         f"of the drafter once a round at {machine.bandwidth_gb_s:g} GB/s ({machine.source}); K/V, arithmetic and "
         "launches are left out of the bound, and tau is the measured one."
     )
-    return f"{head}\n\n{_table(('configuration', 'place', 'tok/s', 'bound', 'share'), rows, 'llrrr')}"
+    return f"{head}\n\n{table(('configuration', 'place', 'tok/s', 'bound', 'share'), rows, 'llrrr')}"
 
 
 def _failures(results: ResultSet) -> str:
@@ -221,7 +227,8 @@ def _failures(results: ResultSet) -> str:
     for point in results.points:
         if point.status not in ("measured", "same"):
             rows.append((point.point, point.status, point.reason))
-    rows += [(text.split(":", 1)[0], "unfinished", text.split(":", 1)[1].strip()) for text in results.unfinished]
+    for kind, texts in (("unfinished", results.unfinished), ("twice", results.twice)):
+        rows += [(what, kind, detail.strip()) for what, _, detail in (text.rpartition(": ") for text in texts)]
     if late := [each.numbers.client_lag_ms for each in results.measurements if each.numbers.client_lag_ms > _LAG_MS]:
         told = f"the client's event loop was late by up to {max(late):.0f} ms: a busy machine; latencies hold it too"
         rows.append((f"{len(late)} of {len(results.measurements)} cells", "client lag", told))
@@ -230,96 +237,8 @@ def _failures(results: ResultSet) -> str:
         rows += [(place, "server's note", told) for told in each.numbers.notes]
     same = [point for point in results.points if point.status == "same"]
     parts = ["## Failures and remarks"]
-    parts.append(_table(("what", "kind", "detail"), rows, "lll") if rows else "None.")
+    parts.append(table(("what", "kind", "detail"), rows, "lll") if rows else "None.")
     if same:
         parts.append("Points that differ only in keys without effect ran once: ")
         parts.append("\n".join(f"- {point.point}: as {point.same_as}" for point in same))
     return "\n\n".join(parts)
-
-
-def _method(results: ResultSet) -> str:
-    if not results.measurements:
-        return ""
-    repetitions = sorted({each.numbers.repetitions for each in results.measurements})
-    cached = [each.numbers.cached_share for each in results.measurements if each.numbers.cached_share is not None]
-    lines = [
-        f"- Repetitions: {', '.join(map(str, repetitions))}; repetition after repetition, the cells of each in another "
-        "order. Values are medians; in brackets are 95 % intervals from a bootstrap over repetitions and the requests "
-        "in them" + (", which are too narrow for fewer than 5 repetitions." if repetitions[0] < 5 else "."),
-        "- tok/s of one user: (tokens - 1) / (last - first event), by the tokens of usage. TTFT is apart from it.",
-        "- tok/s in total: tokens that arrived in the steady window, from when twice as many requests as slots were "
-        "sent until the last was sent, over its length.",
-        "- tau: committed tokens per round, the bonus token included, by "
-        + " and ".join(
-            sorted({f"the {each.numbers.tau_from}" for each in results.measurements if each.numbers.tau_from})
-        )
-        + ".",
-        "- Requests with errors are counted and enter no other number.",
-    ]
-    if cached:
-        lines.append(f"- Of prompt tokens, {min(cached):.0%} to {max(cached):.0%} came from the server's prefix cache.")
-    return "## How it was measured\n\n" + "\n".join(lines)
-
-
-def _reproduce(results: ResultSet) -> str:
-    commands = list(dict.fromkeys(_command(session.command) for session in results.sessions))
-    commands += [command for each in results.grades if (command := _command(each.record.command)) not in commands]
-    parts = ["## How to get it again", "```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```"]
-    rows = []
-    if results.sessions:
-        last = results.sessions[-1]
-        versions = ", ".join(f"{name} {version}" for name, version in last.versions.items() if version)
-        rows += [
-            ("commit", last.commit or "not from a checkout"),
-            ("versions", versions),
-            ("machine", f"{last.host.get('cpu')}, {last.host.get('cores')} cores, {last.host.get('memory_gib')} GiB"),
-            (
-                "GPUs",
-                ", ".join(f"{gpu.get('name')} (driver {gpu.get('driver_version')})" for gpu in last.gpus) or "none",
-            ),
-        ]
-        rows += [("deployment", s.deployment_sha256) for s in results.sessions[-1:] if s.deployment_sha256]
-    for run in results.runs[:1]:
-        rows += [
-            (f"prompts: {w.name}", f"{w.prompts} from {w.source}, SHA-256 {w.sha256[:16]}") for w in run.plan.workloads
-        ]
-    if rows:
-        parts.append(_table(("", ""), rows, "ll"))
-    facts = _server_facts(results)
-    if facts:
-        parts.append(f"The server's own account, at the last start:\n\n```json\n{facts}\n```")
-    return "\n\n".join(parts)
-
-
-def _server_facts(results: ResultSet) -> str:
-    for session in reversed(results.sessions):
-        info = session.server_facts.get("/server_info") or session.server_facts.get("/get_server_info")
-        if info:
-            shown = {
-                name: info[name] for name in ("versions", "commit", "requested", "effective") if name in info
-            } or info
-            text = json.dumps(shown, indent=1, sort_keys=True)
-            return text if len(text) < 6000 else text[:6000] + "\n... (the rest is in sessions.jsonl)"
-    return ""
-
-
-def _command(words: Sequence[str]) -> str:
-    return shlex.join(word for word in words if word != "--resume")
-
-
-def _estimate(estimate: Estimate | None, spec: str) -> str:
-    return "-" if estimate is None else f"{estimate:{spec}}"
-
-
-def _number(value: float | None, spec: str = ".3g") -> str:
-    return "-" if value is None else f"{value:{spec}}"
-
-
-def _table(names: Iterable[str], rows: Iterable[Sequence[str]], alignment: str) -> str:
-    """A Markdown table; bars in cells are kept from splitting them."""
-    rule = "|".join(" ---: " if side == "r" else " --- " for side in alignment)
-    lines = [f"| {' | '.join(names)} |", f"|{rule}|"]
-    for row in rows:
-        cells = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)

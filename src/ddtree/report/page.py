@@ -56,6 +56,7 @@ def page(title: str, markdown: str, drawings: Sequence[Drawing]) -> str:
                 f"<figcaption>{found.group(1)}</figcaption></figure>"
             )
             body = body[: found.start()] + figure + body[found.end() :]
+    body = re.sub(r"<img [^>]*>", "", body)  # any that is left is in words of others, and would be loaded
     headings: list[tuple[str, str]] = []
 
     def with_id(match: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddtree.bench.statistics import Estimate
 from ddtree.report.configuration import Configuration
 from ddtree.report.results import Measurement, ResultSet
 
@@ -117,6 +118,10 @@ def _speed(measurement: Measurement) -> float:
     return total.value if total else 0.0
 
 
+def _overlap(one: Estimate | None, other: Estimate | None) -> bool:
+    return one is not None and other is not None and one.low <= other.high and other.low <= one.high
+
+
 def _winner(configuration: Configuration, measurement: Measurement) -> tuple[str, float]:
     return configuration.name, _speed(measurement)
 
@@ -138,6 +143,7 @@ def _reason(
     near: Sequence[Standing],
     considered: dict[Configuration, dict[Place, Measurement]],
 ) -> str:
+    own = considered[chosen.configuration]
     words = [
         f"over {chosen.places} {'place' if chosen.places == 1 else 'places'} it reaches {chosen.score:.0%} of the best "
         f"total speed (geometric mean); at its worst, {chosen.worst_place}, {chosen.worst:.0%}"
@@ -149,6 +155,9 @@ def _reason(
         after = next((each for each in standings if each is not chosen), None)
         if after:
             words.append(f"next is {after.configuration.name} with {after.score:.0%}")
+            pairs = [(measured, considered[after.configuration][place]) for place, measured in own.items()]
+            if all(_overlap(one.numbers.total_tok_s, other.numbers.total_tok_s) for one, other in pairs):
+                words.append("their intervals overlap everywhere, so that chance may have put them in this order")
     plain = next((c for c in considered if c.mode == "ar" and c.others == chosen.configuration.others), None)
     if plain and plain != chosen.configuration:
         gains = [

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 
+from ddtree.bench.endpoint import is_loopback
+from ddtree.bench.record import SessionRecord
 from ddtree.report.results import Measurement, ResultSet
 
 # Bandwidth by data sheet, GB/s; the first name that a GPU's name contains counts.
@@ -47,13 +50,26 @@ class Share:
 
 
 def known_bandwidth(results: ResultSet) -> tuple[float, str] | None:
-    """Of the GPUs that the runs saw, where they are all the same and known."""
+    """Of the GPUs that the runs saw, where they are all the same and known, and served what was measured.
+
+    A run sees those of the machine that it measures from.
+    """
+    if not all(is_loopback(run.plan.base_url) for run in results.runs) or not all(map(_is_here, results.sessions)):
+        return None
     names = {gpu.get("name", "") for session in results.sessions for gpu in session.gpus}
     if len(names) != 1:
         return None
     (name,) = names
     found = next((speed for part, speed in _BANDWIDTH_GB_S.items() if part in name), None)
     return None if found is None else (found, f"{name}, data sheet")
+
+
+def _is_here(session: SessionRecord) -> bool:
+    """Whether nothing says that the server was on another machine, or on a CPU."""
+    deployed = tomllib.loads(session.deployment_text or "")
+    info = session.server_facts.get("/server_info") or {}
+    device = ((info.get("effective") or {}).get("engine") or {}).get("device")
+    return deployed.get("host", {}).get("kind", "local") == "local" and device != "cpu"
 
 
 def shares(results: ResultSet, machine: Machine) -> list[Share]:

@@ -14,7 +14,7 @@ from ddtree.server.answer_format import AnswerFormat
 from ddtree.server.api_error import ApiError
 from ddtree.server.job import Delta
 from ddtree.server.plan import Plan
-from ddtree.server.report import ddtree_stats, usage
+from ddtree.server.report import ddtree_stats, usage, usage_so_far
 from ddtree.server.service import Answer, Service
 
 log = logging.getLogger("ddtree.server")
@@ -87,17 +87,18 @@ class AnswerResponse(Response):
     async def _chunks(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
         """Openings, pieces as they come, and in the last chunk what the whole took."""
         dress, n = self._dress, len(answer.jobs)
-        with_usage = {"usage": None} if self._plan.include_usage else {}
+        written = [0] * n
         for index in range(n):
             if choice := dress.opening(index):
-                yield dress.body([choice], is_chunk=True) | with_usage
+                yield dress.body([choice], is_chunk=True) | self._usage_within(written)
         done: dict[int, Completion] = {}
         async for index, delta in self._deltas(answer):
+            written[index] += len(delta.token_ids)
             if delta.completion is not None:
                 done[index] = delta.completion
             # None where there is nothing to show yet: half a character, or what may become a stop string.
             for choice in dress.pieces(index, delta):
-                chunk = dress.body([choice], is_chunk=True) | with_usage
+                chunk = dress.body([choice], is_chunk=True) | self._usage_within(written)
                 if len(done) == n and choice["finish_reason"] and not self._plan.include_usage:
                     chunk["ddtree"] = ddtree_stats([done[i] for i in range(n)])
                 yield chunk
@@ -105,6 +106,12 @@ class AnswerResponse(Response):
             completions = [done[i] for i in range(n)]
             told = {"usage": usage(self._plan.prompt_lengths, completions), "ddtree": ddtree_stats(completions)}
             yield dress.body([], is_chunk=True) | told
+
+    def _usage_within(self, written: list[int]) -> dict[str, Any]:
+        """The usage of a chunk that is not the last one."""
+        if self._plan.running_usage:
+            return {"usage": usage_so_far(self._plan.prompt_lengths, sum(written))}
+        return {"usage": None} if self._plan.include_usage else {}
 
     async def _deltas(self, answer: Answer) -> AsyncIterator[tuple[int, Delta]]:
         """The answer's deltas; each prompt is counted when its first token comes, so that metrics and usage agree."""

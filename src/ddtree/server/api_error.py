@@ -5,8 +5,9 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from ddtree.errors import UserError
+from ddtree.models.tokenizer import TooManyTokens
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _LONGEST_MESSAGE = 500
 
 
@@ -54,7 +55,7 @@ def from_user_error(error: UserError) -> ApiError:
     if "max_new_tokens" in cause + remedy:
         cause, remedy = (text.replace("max_new_tokens", "max_tokens") for text in (cause, remedy))
     if cause.startswith("the prompt"):
-        is_long = "the context" in cause
+        is_long = isinstance(error, TooManyTokens) or "the context" in cause
         return ApiError(
             400, f"{cause}: {remedy}", param="prompt", code="context_length_exceeded" if is_long else "invalid_prompt"
         )

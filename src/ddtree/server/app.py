@@ -40,7 +40,8 @@ from ddtree.server.openapi import (
     streams,
 )
 from ddtree.server.openapi import Model as ModelBody
-from ddtree.server.plan import chat_tokens, check_model, plan_chat, plan_completion, text_tokens
+from ddtree.server.plan import check_model, plan_chat, plan_completion
+from ddtree.server.prompt_tokens import COUNTED_TOKENS, chat_tokens, text_tokens, tokens_text
 from ddtree.server.request_error import on_fault, on_http_error, on_user_error
 from ddtree.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ddtree.server.service import Service
@@ -68,8 +69,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = Service(settings, load, on_end)
         yield
-        await app.state.service.grammars.close()
-        app.state.service.thread.stop(settings.stall_s)
+        await app.state.service.close()
 
     app = FastAPI(
         title="ddtree",
@@ -139,15 +139,16 @@ def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
         body = await read_body(request, TokenizeRequest)
         engine = service().open_engine()
         check_model(service(), body.model)
+        counted = max(engine.state.max_model_len, COUNTED_TOKENS)
         if (body.text is None) == (body.messages is None):
             raise ApiError(400, "text: give either text or messages", param="text", code="invalid_value")
         if body.text is not None:
             for name in ("chat_template_kwargs", "tools"):
                 if getattr(body, name):
                     raise ApiError(400, f"{name}: only with messages", param=name, code="invalid_value")
-            tokens = await text_tokens(engine, body.text)
+            tokens = await text_tokens(service(), body.text, counted, param="text")
         else:
-            tokens = await chat_tokens(engine, body.messages or [], body.chat_template_kwargs, body.tools)
+            tokens = await chat_tokens(service(), body.messages or [], body.chat_template_kwargs, body.tools, counted)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": engine.state.max_model_len})
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest), responses=says(Text) | told)
@@ -157,9 +158,9 @@ def _add_tokens(app: FastAPI, service: Callable[[], Service]) -> None:
         engine = service().open_engine()
         check_model(service(), body.model)
         size = engine.target.config.vocab_size
-        if any(not 0 <= token < size for token in body.tokens):
+        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < size:
             raise ApiError(400, f"tokens: give ids from 0 to {size - 1}", param="tokens", code="invalid_value")
-        return JSONResponse({"text": engine.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        return JSONResponse({"text": await tokens_text(service(), body.tokens)})
 
 
 def _add_facts(app: FastAPI, service: Callable[[], Service], requested: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ddtree.server.api_error import ApiError
 from ddtree.server.request_error import to_response
 from ddtree.server.service import Service
+from ddtree.server.settings import is_loopback
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 """Paths that need no key: probes, and the page, which holds nothing before it was given a key."""
@@ -33,6 +34,7 @@ class Gate:
 
         try:
             limited = _limited(scope, receive, service)
+            _check_host(scope, service)
             _check_key(scope, service)
         except ApiError as error:
             await to_response(error)(scope, receive, noting_send)
@@ -42,6 +44,22 @@ class Gate:
             path = scope["path"] if scope["path"] in self._paths() else "other"  # no names of the client's choosing
             service.metrics.requests.labels(path, str(status[0] or "none")).inc()
             service.metrics.request_s.labels(path).observe(time.perf_counter() - began)
+
+
+def _check_host(scope: Scope, service: Service) -> None:
+    """Where loopback alone keeps others out, a web page must not come in by a name of its own that leads here."""
+    settings = service.settings
+    if settings.api_keys or settings.insecure or scope["path"] in OPEN_PATHS:
+        return
+    told = next((value for name, value in scope["headers"] if name == b"host"), b"localhost").decode("latin-1")
+    host = told.rsplit(":", 1)[0] if told.rsplit(":", 1)[-1].isdigit() else told
+    if not is_loopback(host.strip("[]").lower().removesuffix(".")):
+        raise ApiError(
+            403,
+            "without a key this server answers to localhost and 127.0.0.1 only, not to another Host: start it with "
+            "--api-key-file FILE, or with --insecure",
+            code="host_not_allowed",
+        )
 
 
 def _check_key(scope: Scope, service: Service) -> None:

@@ -8,6 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from ddtree.server.api_error import ApiError
 
+MAX_PARTS = 1024
+"""Parts of one message."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -30,7 +32,7 @@ def _joined(value: Any) -> Any:
 
 Content = Annotated[
     list[TextPart],
-    Field(fail_fast=True),
+    Field(max_length=MAX_PARTS, fail_fast=True),
     BeforeValidator(_joined),
     WithJsonSchema(
         {
@@ -38,6 +40,7 @@ Content = Annotated[
                 {"type": "string"},
                 {
                     "type": "array",
+                    "maxItems": MAX_PARTS,
                     "items": {
                         "type": "object",
                         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},

@@ -145,6 +145,7 @@ Told = dict[int | str, dict[str, Any]]
 _REASONS = {
     400: "The request cannot be honoured.",
     401: "The server wants a key.",
+    403: "Without a key, the server answers to names of its own machine only.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
@@ -153,7 +154,7 @@ _REASONS = {
     500: "A fault of the server.",
     503: "The server is not ready, or the request took too long.",
 }
-OF_EVERY_ROUTE = (401,)
+OF_EVERY_ROUTE = (401, 403)
 OF_BODIES = (400, 404, 408, 413, 415, 500, 503)
 OF_ANSWERS = (*OF_BODIES, 429)
 

@@ -1,19 +1,25 @@
 """From a request's fields to what the engine shall do."""
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ddtree.engine import Engine, SamplingParams, Speculation
 from ddtree.engine.sampling_params import MAX_SEED
 from ddtree.errors import UserError
 from ddtree.server.api_error import ApiError, from_user_error
 from ddtree.server.grammar import Grammar
-from ddtree.server.messages import Message, check_turns, uses_tools
-from ddtree.server.requests import MAX_CHOICES, ChatRequest, CompletionRequest, DdtreeOptions, GenerationRequest
+from ddtree.server.prompt_tokens import chat_tokens, check_template_for_tools, text_tokens
+from ddtree.server.requests import (
+    MAX_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    DdtreeOptions,
+    GenerationRequest,
+    StreamOptions,
+)
 from ddtree.server.service import Service, Work
-from ddtree.server.tools import NamedTool, Tool, tool_grammar, why_no_tools
+from ddtree.server.tools import NamedTool, Tool, tool_grammar
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for `/v1/completions`; chats go on to the end of the context."""
@@ -28,7 +34,7 @@ class Plan:
     Attributes:
         works: the sequences, those of one prompt next to each other.
         prompt_lengths: tokens of each prompt.
-        stream, include_usage: how to answer.
+        stream, include_usage: how to answer; with running_usage every chunk tells the tokens so far.
         may_call: the answers may hold tool calls.
     """
 
@@ -36,6 +42,7 @@ class Plan:
     prompt_lengths: list[int]
     stream: bool
     include_usage: bool
+    running_usage: bool = False
     may_call: bool = False
 
 
@@ -51,8 +58,9 @@ async def plan_chat(service: Service, request: ChatRequest) -> Plan:
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     tools = _told_tools(engine, request)
     grammar = await (_tool_grammar(service, request, tools) if tools else _grammar(service, request))
-    prompt = await chat_tokens(engine, request.messages, request.chat_template_kwargs, tools)
-    limit = limits[0] if limits else engine.state.max_model_len
+    context = engine.state.max_model_len
+    prompt = await chat_tokens(service, request.messages, request.chat_template_kwargs, tools, context)
+    limit = limits[0] if limits else context
     return replace(_plan(engine, request, [prompt], limit, logprobs, grammar), may_call=bool(tools))
 
 
@@ -60,40 +68,10 @@ async def plan_completion(service: Service, request: CompletionRequest) -> Plan:
     """Raises ApiError where the request cannot be served."""
     engine = service.open_engine()
     check_model(service, request.model)
-    prompts = [await text_tokens(engine, p) if isinstance(p, str) else p for p in request.prompt]
+    context = engine.state.max_model_len
+    prompts = [await text_tokens(service, p, context) if isinstance(p, str) else p for p in request.prompt]
     limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     return _plan(engine, request, prompts, limit, request.logprobs)
-
-
-async def chat_tokens(
-    engine: Engine, messages: list[Message], template_kwargs: dict[str, Any] | None, tools: list[Tool] | None = None
-) -> list[int]:
-    """Messages in the model's chat template.
-
-    Args:
-        tools: that the template tells the model of.
-    """
-    check_turns(messages)
-    if uses_tools(messages):
-        _check_template_for_tools(engine, "messages")
-    told: list[Mapping[str, Any]] = [message.for_template() for message in messages]
-    extra = dict(template_kwargs or {})
-    for name in sorted(extra.keys() - (engine.tokenizer.template_variables - {"tools"})) if extra else ():
-        raise ApiError(
-            400,
-            f"chat_template_kwargs.{name}: the model's chat template has no such variable",
-            param=f"chat_template_kwargs.{name}",
-            code="unknown_field",
-        )
-    if tools:
-        _check_template_for_tools(engine, "tools")
-        extra["tools"] = [tool.for_template() for tool in tools]
-    return await _aside(lambda: engine.tokenizer.encode_chat(told, extra), param="messages")
-
-
-def _check_template_for_tools(engine: Engine, param: str) -> None:
-    if reason := why_no_tools(engine.tokenizer):
-        raise ApiError(400, f"{param}: tools cannot be used, as {reason}", param=param, code="unsupported_value")
 
 
 def _told_tools(engine: Engine, request: ChatRequest) -> list[Tool] | None:
@@ -106,7 +84,7 @@ def _told_tools(engine: Engine, request: ChatRequest) -> list[Tool] | None:
         return None
     if choice == "none":
         return None
-    _check_template_for_tools(engine, "tools")
+    check_template_for_tools(engine, "tools")
     names = [tool.function.name for tool in request.tools]
     if len(set(names)) < len(names):
         raise ApiError(400, "tools: two functions have the same name", param="tools", code="invalid_value")
@@ -132,19 +110,6 @@ async def _tool_grammar(service: Service, request: ChatRequest, tools: list[Tool
         return await service.grammars.compiled(service.open_engine(), text)
     except UserError as error:
         raise ApiError(400, f"tools: {error}", param="tools", code="invalid_value") from None
-
-
-async def text_tokens(engine: Engine, text: str) -> list[int]:
-    """Raw text as tokens."""
-    return await _aside(lambda: engine.tokenizer.encode(text), param="prompt")
-
-
-async def _aside(work: Callable[[], Result], param: str) -> Result:
-    """In another thread, so that a long text does not hold up the streams of others."""
-    try:
-        return await asyncio.to_thread(work)
-    except UserError as error:
-        raise ApiError(400, str(error), param=param, code="invalid_value") from None
 
 
 def check_model(service: Service, name: str | None) -> None:
@@ -189,6 +154,10 @@ def _plan(
     n = request.n or 1
     if n * len(prompts) > MAX_CHOICES:
         raise ApiError(400, f"n: {n * len(prompts)} answers, the limit is {MAX_CHOICES}", param="n")
+    context = engine.state.max_model_len
+    if (longest := max(map(len, prompts))) >= context:  # before the engine's thread has to look at every token
+        told = f"the prompt has {longest} tokens, the context {context}: shorten it, or raise max_model_len"
+        raise ApiError(400, told, param="prompt", code="context_length_exceeded")
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options: only with stream true", param="stream_options", code="invalid_value")
     try:
@@ -200,9 +169,16 @@ def _plan(
         ]
     except UserError as error:
         raise from_user_error(error) from None
-    options = request.stream_options
+    options = request.stream_options or StreamOptions()
+    if options.continuous_usage_stats and not options.include_usage:
+        told = "stream_options.continuous_usage_stats: only with include_usage true"
+        raise ApiError(400, told, param="stream_options.continuous_usage_stats", code="invalid_value")
     return Plan(
-        works, [len(prompt) for prompt in prompts], bool(request.stream), bool(options and options.include_usage)
+        works,
+        [len(prompt) for prompt in prompts],
+        bool(request.stream),
+        bool(options.include_usage),
+        bool(options.continuous_usage_stats),
     )
 
 

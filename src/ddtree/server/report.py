@@ -21,6 +21,16 @@ def usage(prompt_lengths: Sequence[int], completions: Sequence[Completion]) -> d
     }
 
 
+def usage_so_far(prompt_lengths: Sequence[int], generated: int) -> dict[str, Any]:
+    """In the middle of a stream, when ``generated`` tokens of all its answers have been written."""
+    prompt_tokens = sum(prompt_lengths)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
+    }
+
+
 def ddtree_stats(completions: Sequence[Completion]) -> dict[str, Any]:
     """How the answers were drafted; all of a request's answers are drafted alike.
 

@@ -17,6 +17,8 @@ from ddtree.server.tools import MAX_TOOLS, Tool, ToolChoice
 MAX_CHOICES = 64
 MAX_STOPS = 16
 MAX_COMPLETION_LOGPROBS = 5
+MAX_MESSAGES = 2048
+MAX_DETOKENIZED = 2**18
 
 
 def _told(**bounds: Any) -> Any:
@@ -67,9 +69,10 @@ Budget = Annotated[
 
 
 class StreamOptions(Body):
-    """How a stream ends."""
+    """How a stream ends, and what its chunks tell on the way; the latter is vLLM's extension."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class DdtreeOptions(Body):
@@ -132,7 +135,7 @@ class ResponseFormat(Body):
 class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``"""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, _told(minimum=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
@@ -195,7 +198,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     text: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -204,4 +207,4 @@ class DetokenizeRequest(Body):
     """``POST /detokenize``"""
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, _told(minimum=0)]], Field(fail_fast=True)]
+    tokens: Annotated[list[Annotated[int, _told(minimum=0)]], Field(max_length=MAX_DETOKENIZED, fail_fast=True)]

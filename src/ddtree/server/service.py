@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -36,6 +37,9 @@ class Service:
     Args:
         load: makes the engine, in its own thread.
         on_end: called when the engine's thread ends, with the error where it was one.
+
+    Attributes:
+        long_texts: a thread in which they are made into tokens, one after the other.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Service:
     ) -> None:
         self.settings, self.metrics, self.pulse = settings, Metrics(), Pulse()
         self.started, self.grammars = time.time(), GrammarStore()
+        self.long_texts = ThreadPoolExecutor(1, "long-text")
         self._jobs: set[Job] = set()
         self._is_draining = False
         self.thread = EngineThread(load, asyncio.get_running_loop(), self.pulse, self.metrics, on_end)
@@ -117,6 +122,12 @@ class Service:
         for job in list(self._jobs):
             self.thread.cancel(job)
             job.fail(shutting_down())
+
+    async def close(self) -> None:
+        """End threads and processes."""
+        self.long_texts.shutdown(wait=False, cancel_futures=True)
+        await self.grammars.close()
+        self.thread.stop(self.settings.stall_s)
 
 
 class Answer:

@@ -6,6 +6,7 @@ from typing import Any
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from ddtree.sglang.resolution import resolve_server_args
+from ddtree.sglang.settings import TreeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         return False
 
     def supports_grammar_overlap(self) -> bool:
-        """Grammars are refused, so nothing waits for them."""
+        """The worker brings grammars up to date itself, while the target verifies (SGLang 0.5.17 and later)."""
         return True
 
     def create_future_map(self, device: Any, req_to_token_pool: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,8 +47,8 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         return FutureMap(device, self, req_to_token_pool, *args, **kwargs)
 
     def get_num_tokens_per_req_for_target_verify(self, num_draft_tokens: int, is_draft_worker: bool) -> int:
-        """Rows a sequence: the tree's width for the target, the block for the drafter (each by its own arguments)."""
-        return num_draft_tokens
+        """Rows a sequence: the tree's width for the target, the block for the drafter."""
+        return TreeSettings.from_environment().block_size if is_draft_worker else num_draft_tokens
 
     def handle_server_args(self, server_args: Any) -> None:
         """Resolve and check; SGLang calls this once, while it resolves its arguments."""

@@ -16,7 +16,7 @@ from typing import Any
 from ddtree.sglang.child_server import CHILD_VARIABLE, ChildServer
 from ddtree.sglang.settings import Asked, SettingsError
 from ddtree.sglang.width_measure import measure_server
-from ddtree.sglang.width_table import CONCURRENCIES, WidthRow, WidthTable, candidates, table_path, width_key
+from ddtree.sglang.width_table import CONCURRENCIES, KEY_FIELDS, WidthRow, WidthTable, candidates, table_path, width_key
 from ddtree.user_cache import cache_folder
 
 logger = logging.getLogger(__name__)
@@ -64,20 +64,22 @@ class BudgetChoice:
 
     Args:
         server_args: SGLang's arguments, resolved but for speculation.
+        target: the target's Hugging Face config.
         asked: our settings.
         command_line: flags of this process where it was started by them; None for an Engine in a program.
     """
 
-    def __init__(self, server_args: Any, asked: Asked, command_line: list[str] | None) -> None:
+    def __init__(self, server_args: Any, target: Any, asked: Asked, command_line: list[str] | None) -> None:
         import torch
 
         self._asked, self._command_line = asked, command_line
         self._capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
         self._versions = {"torch": torch.__version__} | {name: _version(name) for name in ("sglang", "ddtree")}
-        fields = {name: getattr(server_args, name, None) for name in vars(server_args)}
-        self._table = WidthTable.load(width_key(fields, device, self._versions))
-        self._budgets = candidates(server_args.get_model_config().hf_config)
+        fields = {name: getattr(server_args, name, None) for name in KEY_FIELDS}
+        shape = {"topk_cap": asked.topk_cap, "fold_tail": asked.fold_tail}
+        self._table = WidthTable.load(width_key(fields, device, self._versions, shape))
+        self._budgets = candidates(target)
 
     def auto(self) -> int:
         """The budget of ``auto``; says what it picked and from which speeds."""

@@ -7,6 +7,9 @@ import torch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 
+RESERVED = "nxt_kv_lens" if hasattr(DFlashDraftInputV2, "nxt_kv_lens_cpu") else "reserved_seq_lens"
+"""What SGLang calls the lengths up to which slots are held: another name since 0.5.23."""
+
 
 @dataclass
 class DDTreeDraftInput(DFlashDraftInputV2):
@@ -42,7 +45,7 @@ class DDTreeDraftInput(DFlashDraftInputV2):
             return
         page = batch.token_to_kv_pool_allocator.page_size
         table_width = batch.req_to_token_pool.req_to_token.shape[1]
-        committed = [int(request.kv_committed_len) for request in batch.reqs]
+        committed = [committed_length(request) for request in batch.reqs]
         held = [int(request.kv.kv_allocated_len) for request in batch.reqs]
         wanted = [
             max(have, min(-(-(length + self.reserve_tokens) // page) * page, table_width))
@@ -65,5 +68,24 @@ class DDTreeDraftInput(DFlashDraftInputV2):
         # What the host knows lags a round behind; overlap scheduling puts the published lengths in its place.
         batch.seq_lens_cpu = torch.tensor(committed, dtype=torch.int64)
         batch.seq_lens_sum = sum(committed)
-        self.reserved_seq_lens_cpu = wanted_cpu
-        self.reserved_seq_lens_sum = sum(wanted)
+        setattr(self, f"{RESERVED}_cpu", wanted_cpu)
+        setattr(self, f"{RESERVED}_sum", sum(wanted))
+
+    @property
+    def reserved(self) -> torch.Tensor | None:
+        """int32 on the host ``[batch]``: lengths up to which slots are held; None before the first round."""
+        held: torch.Tensor | None = getattr(self, f"{RESERVED}_cpu")
+        return held
+
+
+def committed_length(request: Any) -> int:
+    """Tokens of a request whose K/V stays."""
+    holder = request if hasattr(request, "kv_committed_len") else request.kv  # there since 0.5.23
+    return int(holder.kv_committed_len)
+
+
+def reserved_lengths(state: DDTreeDraftInput, draft_lengths: torch.Tensor) -> dict[str, Any]:
+    """The arguments by which SGLang's window helper learns of the lengths that are held."""
+    if RESERVED == "nxt_kv_lens":
+        return {"nxt_kv_lens_cpu": state.reserved}
+    return {"reserved_seq_lens_cpu": state.reserved, "draft_prefix_lens": draft_lengths}

@@ -35,6 +35,29 @@ class HeadShard:
     group: Group | None
 
 
+def head_shard(lm_head: Any, group: Group) -> HeadShard:
+    """This rank's part of an LM head of SGLang's.
+
+    Raises:
+        ValueError: it is quantised, or it cannot be told which vocabulary it holds.
+    """
+    weight = getattr(lm_head, "weight", None)
+    if weight is None or not torch.is_floating_point(weight) or weight.element_size() < 2:
+        kind = "without plain weights" if weight is None else f"of {weight.dtype}"
+        raise ValueError(f"DDTREE needs an LM head in 16 or 32 bits, this one is {kind}: keep it unquantised")
+    shard = getattr(lm_head, "shard_indices", None)
+    if shard is None and group.world_size > 1:
+        raise ValueError("DDTREE cannot tell which vocabulary a rank's LM head holds: run with --tp-size 1")
+    if shard is not None and int(shard.num_added_elements):
+        raise ValueError("DDTREE does not support an LM head with added vocabulary: run without adapters")
+    return HeadShard(
+        weight=weight,
+        tokens=int(weight.shape[0] if shard is None else shard.num_org_elements),
+        first_token=0 if shard is None else int(shard.org_vocab_start_index),
+        group=group if group.world_size > 1 else None,
+    )
+
+
 class TreeHead:
     """Builds a tree a sequence, into tensors of fixed addresses, so that it can be captured in the draft's CUDA graph.
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+GRAMMAR_NODES = 256
+"""Nodes at most beside a grammar: SGLang goes from sibling to sibling by recursion, and Python's has a limit."""
+
 TREE_BACKENDS_MHA = ("fa3", "triton", "flashinfer")
 TREE_BACKENDS_MLA = ("fa3", "triton")
 CHAIN_ONLY = "knows only chains"
@@ -35,6 +38,9 @@ SERVER_SWITCHES: tuple[tuple[str, Any, str], ...] = (
     ("enable_custom_logit_processor", False, "not shown exact per node: leave out --enable-custom-logit-processor"),
     ("enable_deterministic_inference", False, "its seeds are not ours: leave out --enable-deterministic-inference"),
     ("speculative_use_rejection_sampling", False, "biased over a tree: leave out --speculative-use-rejection-sampling"),
+    ("speculative_use_block_verification", False, "for chains only: leave out --speculative-use-block-verification"),
+    ("speculative_draft_sink_size", 0, "not for DFlash's drafters: leave out --speculative-draft-sink-size"),
+    ("speculative_token_map", None, "not for DFlash's drafters: leave out --speculative-token-map"),
     ("speculative_accept_threshold_single", 1.0, "below 1.0 the text is no longer the target's: leave it at 1.0"),
     ("speculative_accept_threshold_acc", 1.0, "below 1.0 the text is no longer the target's: leave it at 1.0"),
     ("disaggregation_mode", "null", "prefill and decode must be one server: leave out --disaggregation-mode"),
@@ -70,16 +76,29 @@ def why_refused(view: Any) -> str | None:
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
-def why_request_refused(sampling_params: Any) -> str | None:
-    """Why a request's sampling parameters cannot be kept exactly by DDTREE on this SGLang, or None."""
+def why_request_refused(request: Any, budget: int) -> str | None:
+    """Why what a request asks for cannot be kept exactly by DDTREE on this SGLang, or None.
+
+    Args:
+        request: SGLang's.
+        budget: nodes of this server's trees.
+    """
+    sampling_params = request.sampling_params
+    for name in ("return_logprob", "return_sampling_mask"):
+        if getattr(request, name, False):
+            return f"DDTREE does not support {name}: leave it out, or serve without speculation"
     told = {
         "frequency_penalty": sampling_params.frequency_penalty != 0.0,
         "presence_penalty": sampling_params.presence_penalty != 0.0,
         "repetition_penalty": sampling_params.repetition_penalty != 1.0,
         "min_new_tokens": sampling_params.min_new_tokens > 0,
     }
-    if grammars := [name for name in GRAMMARS if getattr(sampling_params, name, None) is not None]:
-        return f"DDTREE does not support grammars ({', '.join(grammars)}): serve such requests without speculation"
+    grammars = [name for name in GRAMMARS if getattr(sampling_params, name, None) is not None]
+    if grammars and budget > GRAMMAR_NODES:
+        return (
+            f"DDTREE does not support grammars ({', '.join(grammars)}) at a budget of {budget}: SGLang walks them down "
+            f"a tree by recursion; start with --speculative-ddtree-budget {GRAMMAR_NODES} or less"
+        )
     if asked := [name for name, wanted in told.items() if wanted]:
         return (
             f"DDTREE does not support {', '.join(asked)}: SGLang counts such tokens once a step, not along each path "

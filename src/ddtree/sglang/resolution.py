@@ -38,7 +38,7 @@ def resolve_server_args(server_args: Any) -> None:
         if reason := why_refused(view):
             raise SettingsError(f"DDTREE: {reason}")
         _check_backends(view, server_args)
-        choice = BudgetChoice(server_args, asked, command_line())
+        choice = BudgetChoice(view, model_config(server_args).hf_config, asked, command_line())
         if asked.budget == AUTO:
             asked = replace(asked, budget=choice.auto())
     settings = resolve(
@@ -79,7 +79,8 @@ def resolve_server_args(server_args: Any) -> None:
 def _show(settings: TreeSettings, server_args: Any) -> None:
     """Name the shape in ``/server_info``: its ``internal_states`` are all attributes of these arguments.
 
-    They are no declared fields, so SGLang's own handling of its dataclass does not see them.
+    They are no declared fields, so SGLang's own handling of its dataclass does not see them. SGLang 0.5.23 tells of
+    declared fields only: there `ddtree.sglang.hooks.tell_shape` adds them.
     """
     server_args.speculative_ddtree_budget = settings.budget
     server_args.speculative_ddtree_topk_cap = settings.topk_cap
@@ -110,11 +111,21 @@ def _that_starts(settings: TreeSettings, choice: BudgetChoice, server_args: Any)
 
 def resolved_view(server_args: Any) -> Any:
     """SGLang's arguments with the defaults that it has declared so far."""
-    try:
-        from sglang.srt.arg_groups.overrides import resolved_view as view_of
-    except ImportError:
+    from sglang.srt.arg_groups import overrides
+
+    # What 0.5.23 gives to a plugin reads through its view already, and what is written to it is declared.
+    if type(server_args).__name__ == "_ForeignDefaults" or not hasattr(overrides, "resolved_view"):
         return server_args
-    return view_of(server_args)
+    return overrides.resolved_view(server_args)
+
+
+def model_config(server_args: Any) -> Any:
+    """The target's, as SGLang reads it."""
+    if hasattr(server_args, "get_model_config"):
+        return server_args.get_model_config()
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+
+    return model_config_of(object.__getattribute__(server_args, "_cfg"))  # 0.5.23
 
 
 def drafter_block_size(server_args: Any) -> int | None:
@@ -147,7 +158,7 @@ def _turn_off(server_args: Any) -> None:
 def _check_backends(view: Any, server_args: Any) -> None:
     prefill = view.prefill_attention_backend or view.attention_backend
     decode = view.decode_attention_backend or view.attention_backend
-    mla = server_args.use_mla_backend()
+    mla = model_config(server_args).attention_arch.name == "MLA"
     for backend in dict.fromkeys((prefill, decode)):  # a verify pass may go to either: speculative_attention_mode
         if reason := why_backend_refused(backend, mla, view.page_size):
             raise SettingsError(f"DDTREE: {reason}")

@@ -17,6 +17,7 @@ RESOLVED_VARIABLE = "DDTREE_SGLANG_RESOLVED"
 AUTO = "auto"
 DEFAULT_BUDGET = 32
 DEFAULT_TOPK_CAP = 64
+SWITCHES = ("fold_tail", "probe", "check_ranks", "count_experts")
 MAX_BUDGET, MAX_TOPK_CAP = 1024, 128
 MAX_CONCURRENCY = 4096
 DEFAULT_BLOCK_SIZE = 16
@@ -36,6 +37,8 @@ class Asked:
         concurrency: requests at once that ``auto`` picks for; 1 where nothing was said.
         fold_tail: False keeps what follows a verify pass out of SGLang's verify graph; slower, easier to debug.
         probe: False starts a width that was never seen to work here without trying it in a child process first.
+        check_ranks: compare the trees of all tensor-parallel ranks every round, and die where they differ; slow.
+        count_experts: log how many distinct experts a layer the first rows of a tree pick; for mixtures of experts.
     """
 
     budget: int | str | None = None
@@ -43,6 +46,8 @@ class Asked:
     concurrency: int | None = None
     fold_tail: bool = True
     probe: bool = True
+    check_ranks: bool = False
+    count_experts: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Asked:
@@ -59,16 +64,16 @@ class Asked:
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
             raise SettingsError(f"{CONFIG_VARIABLE} has unknown keys {unknown}: known are {known}")
-        for name in ("fold_tail", "probe"):
-            if not isinstance(found.get(name, True), bool):
+        switches = {name: found[name] for name in SWITCHES if name in found}
+        for name, value in switches.items():
+            if not isinstance(value, bool):
                 raise SettingsError(f"{CONFIG_VARIABLE}: {name} is true or false")
         budget = found.get("budget")
         return cls(
             budget=AUTO if budget == AUTO else _whole_number("budget", budget, 0, MAX_BUDGET),
             topk_cap=_whole_number("topk_cap", found.get("topk_cap"), 1, MAX_TOPK_CAP),
             concurrency=_whole_number("concurrency", found.get("concurrency"), 1, MAX_CONCURRENCY),
-            fold_tail=found.get("fold_tail", True),
-            probe=found.get("probe", True),
+            **switches,
         )
 
 
@@ -81,12 +86,15 @@ class TreeSettings:
         topk_cap: candidates of one position, at most the budget.
         block_size: tokens that the drafter sees at once, the root included.
         fold_tail: whether what follows a verify pass is recorded in its graph.
+        check_ranks, count_experts: as in `Asked`.
     """
 
     budget: int
     topk_cap: int
     block_size: int
     fold_tail: bool = True
+    check_ranks: bool = False
+    count_experts: bool = False
 
     @property
     def width(self) -> int:
@@ -163,7 +171,7 @@ def resolve(asked: Asked, native_draft_tokens: int | None, block_size: int | Non
         )
     if budget == 0:
         return None
-    return TreeSettings(budget, min(cap, budget), block, asked.fold_tail)
+    return TreeSettings(budget, min(cap, budget), block, asked.fold_tail, asked.check_ranks, asked.count_experts)
 
 
 def _agreed(our_flag: str, ours: int | str | None, their_flag: str, theirs: int | None) -> Any:

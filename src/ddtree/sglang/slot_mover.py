@@ -52,7 +52,10 @@ class SlotMover:
         move_slots(self._pointers, self._strides, self._slot_bytes, commit.source, commit.target, commit.lengths)
 
     def _move_indexed(self, commit: Commit) -> None:
-        self._pool.move_kv_cache(commit.target.flatten(), commit.source.flatten())
+        # SGLang's own move knows no lengths; a tail that is switched off has lengths of 0 and moves nothing.
+        steps = torch.arange(commit.source.shape[1], device=commit.source.device)
+        source = torch.where(steps < commit.lengths[:, None], commit.source, commit.target)
+        self._pool.move_kv_cache(commit.target.flatten(), source.flatten())
 
 
 def move_slots_twin(

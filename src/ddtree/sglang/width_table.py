@@ -17,10 +17,15 @@ from ddtree.user_cache import cache_folder
 
 KEY_FIELDS = (
     "model_path", "revision", "speculative_draft_model_path", "speculative_draft_model_revision", "dtype",
-    "quantization", "kv_cache_dtype", "attention_backend", "page_size", "tp_size", "ep_size", "nnodes",
-    "disable_cuda_graph", "disable_overlap_schedule", "speculative_draft_window_size",
+    "quantization", "kv_cache_dtype", "attention_backend", "prefill_attention_backend", "decode_attention_backend",
+    "speculative_draft_attention_backend", "page_size", "tp_size", "ep_size", "nnodes", "moe_runner_backend",
+    "moe_a2a_backend", "disable_custom_all_reduce", "enable_nccl_nvls", "disable_cuda_graph", "cuda_graph_bs_decode",
+    "cuda_graph_max_bs_decode", "disable_overlap_schedule", "max_running_requests", "speculative_dflash_block_size",
+    "speculative_draft_window_size",
 )  # fmt: skip
-"""Fields of SGLang's ServerArgs that decide what a width costs."""
+"""Fields of SGLang's ServerArgs that decide what a width costs, as they stand when the budget is chosen."""
+
+MODEL_FIELDS = ("model_path", "speculative_draft_model_path")
 
 DENSE_BUDGETS = (8, 16, 32, 64)
 MOE_BUDGETS = (4, 8, 16)
@@ -95,17 +100,31 @@ def table_path(key: Mapping[str, Any]) -> Path:
     return cache_folder() / "sglang-widths" / f"{digest}.json"
 
 
-def width_key(fields: Mapping[str, Any], device: str, versions: Mapping[str, str]) -> dict[str, Any]:
+def width_key(
+    fields: Mapping[str, Any], device: str, versions: Mapping[str, str], shape: Mapping[str, Any]
+) -> dict[str, Any]:
     """The key of a server.
 
     Args:
-        fields: SGLang's arguments by name, from its ServerArgs or its ``/server_info``.
+        fields: `KEY_FIELDS` of SGLang's arguments.
         device: name of the GPU.
         versions: of SGLang, torch and ddtree.
+        shape: what else of our own settings decides the cost.
     """
     told = {name: fields.get(name) for name in KEY_FIELDS}
     told["page_size"] = told["page_size"] or 1  # SGLang fills it in later
-    return {"device": device, "versions": dict(sorted(versions.items())), **told}
+    stamps = {f"{name}_files": folder_stamp(told[name]) for name in MODEL_FIELDS}
+    return {"device": device, "versions": dict(sorted(versions.items())), **shape, **told, **stamps}
+
+
+def folder_stamp(path: str | None) -> str | None:
+    """Changes when a model folder's files do: a digest of names, sizes and times; None for a model of a hub."""
+    folder = Path(path or "")
+    if not path or not folder.is_dir():
+        return None
+    files = sorted((*folder.glob("*.json"), *folder.glob("*.safetensors")))
+    told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def candidates(config: Any) -> tuple[int, ...]:

@@ -24,6 +24,8 @@ def _speculative_config(text: str) -> dict[str, Any]:
             found["block_size"] = int(told["num_speculative_tokens"]) + 1
     if "model" in told:
         found["drafter"] = told["model"]
+    if "revision" in told:
+        found["drafter_revision"] = told["revision"]
     return found
 
 
@@ -60,6 +62,11 @@ _FLAGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "--data-parallel-size": _one("dp", int),
     "--dp-size": _one("dp", int),
     "--dtype": _one("dtype"),
+    "--device": _one("device"),
+    "--threads": _one("threads", int),
+    "--revision": _one("model_revision"),
+    "--speculative-draft-model-revision": _one("drafter_revision"),
+    "--memory-fraction": _one("memory_fraction", float),
 }
 _SWITCHES: dict[str, dict[str, Any]] = {
     "--disable-cuda-graph": {"cuda_graphs": False},

@@ -15,6 +15,8 @@ SETTINGS = {
     "cuda_graphs": "CUDA graphs",
     "model": "model",
     "drafter": "drafter",
+    "model_revision": "commit of the model",
+    "drafter_revision": "commit of the drafter",
     "model_config_sha256": "SHA-256 of the model's config.json",
     "drafter_config_sha256": "SHA-256 of the drafter's config.json",
     "context_length": "context length",
@@ -28,6 +30,8 @@ SETTINGS = {
     "dp": "data parallelism",
     "dtype": "number format",
     "exact": "exact mode",
+    "device": "device",
+    "threads": "CPU threads",
 }
 """Settings that can be declared and held against an engine's own, with their names for people."""
 

@@ -28,6 +28,8 @@ class Expectation:
         tau_floor: committed tokens per round, at least.
         tok_s_floor: decode speed of one request, at least.
         graphs: CUDA graphs are replayed, or are not.
+        unit: the service on this machine that the server should be.
+        command: what that service was rendered to run, without its program.
         origin: where this was declared, for people.
     """
 
@@ -38,6 +40,8 @@ class Expectation:
     tau_floor: float = DEFAULT_TAU_FLOOR
     tok_s_floor: float | None = None
     graphs: bool | None = None
+    unit: str | None = None
+    command: tuple[str, ...] = ()
     origin: str = "command line"
 
 
@@ -52,10 +56,13 @@ def from_deployment(deployment: Deployment, origin: str) -> Expectation:
         "context_length": runtime.context_length,
         "max_running_requests": runtime.max_running_requests,
         "attention_backend": runtime.attention_backend,
-        "memory_fraction": runtime.memory_fraction if engine == "sglang" else None,
+        "memory_fraction": runtime.memory_fraction,
+        "threads": runtime.threads,
         "dtype": None if runtime.dtype == "auto" else runtime.dtype,
         "model": _weights(deployment.model),
         "drafter": _weights(deployment.drafter),
+        "model_revision": deployment.model.revision,
+        "drafter_revision": deployment.drafter.revision if deployment.drafter else None,
     }
     declared = {name: value for name, value in declared.items() if value is not None}
     if speculation.algorithm != "custom":
@@ -63,6 +70,7 @@ def from_deployment(deployment: Deployment, origin: str) -> Expectation:
     if speculation.algorithm in ("ddtree", "dflash") and engine != "vllm":
         declared["draft_window"] = speculation.draft_window  # None says: the whole context
     if engine != "vllm":
+        declared["device"] = runtime.device
         declared |= {"tp": parallel.tp, "ep": parallel.ep, "pp": parallel.pp, "dp": parallel.dp}
     if engine == "native":
         declared["exact"] = runtime.exact

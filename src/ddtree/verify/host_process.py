@@ -6,12 +6,14 @@ import ipaddress
 import os
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 _LISTEN = "0A"
-_SECRET = re.compile(r"(?i)(key|token|secret|password)")
+_SECRET = re.compile(r"(?i)(^|[-_])((api)?keys?|token|secrets?|pass(word|wd|phrase)?)$")
+"""Names of flags and variables that hold one; `--prefill-tokens` does not."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,13 @@ class HostProcess:
     Attributes:
         start_ticks: clock ticks between boot and its start; with the pid, no other process has the same.
         arguments: its command line, secrets replaced by `***`.
+        unit: the systemd service that it belongs to; None where it is of none.
     """
 
     pid: int
     start_ticks: int
     arguments: tuple[str, ...]
+    unit: str | None = None
 
     @property
     def identity(self) -> str:
@@ -58,7 +62,16 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> HostProcess | None:
     except OSError:
         return None
     words = [word.decode("utf-8", "replace") for word in raw.split(b"\0")[:-1]]
-    return HostProcess(pid, int(stat.rpartition(")")[2].split()[19]), tuple(_without_secrets(words)))
+    return HostProcess(pid, int(stat.rpartition(")")[2].split()[19]), without_secrets(words), _unit(proc / str(pid)))
+
+
+def _unit(folder: Path) -> str | None:
+    try:
+        groups = (folder / "cgroup").read_text().split()
+    except OSError:
+        return None
+    names = [part for group in groups for part in group.split("/") if part.endswith(".service")]
+    return names[-1] if names else None
 
 
 def _is_here(host: str) -> bool:
@@ -97,15 +110,16 @@ def _holds(folder: Path, inodes: set[str]) -> bool:
         return False
 
 
-def _without_secrets(words: list[str]) -> list[str]:
+def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
+    """A command line that can be shown."""
     told: list[str] = []
+    hides = False  # what follows a flag that holds a secret, until the next flag: vLLM takes several keys
     for word in words:
         name, equals, _ = word.partition("=")
-        before = told[-1] if told else ""
-        if equals and _SECRET.search(name) and not name.endswith("-file"):
+        if word.startswith("--"):
+            hides = not equals and _SECRET.search(name) is not None
+        if equals and _SECRET.search(name):
             told.append(f"{name}=***")
-        elif before.startswith("--") and _SECRET.search(before) and not before.endswith("-file") and "=" not in before:
-            told.append("***")
         else:
-            told.append(word)
-    return told
+            told.append("***" if hides and not word.startswith("--") else word)
+    return tuple(told)

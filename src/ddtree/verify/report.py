@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ddtree.plain_text import printable
 from ddtree.verify.finding import Finding, Status, Verdict
 
 _MARKS = {Status.proven: "[green]proven[/]", Status.violated: "[red]VIOLATED[/]", Status.unknown: "[yellow]unknown[/]"}
@@ -26,7 +27,7 @@ def table(verdict: Verdict, *, is_verbose: bool) -> RenderableType:
         mark = _MARKS[finding.status]
         if finding.status is Status.unknown and not finding.is_required and not verdict.is_strict:
             mark = "[dim]unknown[/]"
-        grid.add_row(mark, escape(finding.claim), _evidence(finding, is_verbose))
+        grid.add_row(mark, escape(printable(finding.claim)), _evidence(finding, is_verbose))
     return grid
 
 
@@ -34,7 +35,7 @@ def _evidence(finding: Finding, is_verbose: bool) -> Text:
     lines = list(finding.evidence)
     if finding.status is Status.proven and not is_verbose:
         lines = lines[:1]
-    text = Text("\n".join(lines))
+    text = Text(printable("\n".join(lines)))
     if finding.remedy and finding.status is not Status.proven:
         text.append(("\n" if lines else "") + f"-> {finding.remedy}", style="bold")
     return text

@@ -12,6 +12,7 @@ from ddtree.verify.engines import Adapter
 from ddtree.verify.expectation import Expectation
 from ddtree.verify.host_process import HostProcess
 from ddtree.verify.http_client import CheckFailed
+from ddtree.verify.revision import ReadFile
 
 Tell = Callable[[str, float], None]
 _COUNTED_WITHIN_S = 3.0
@@ -28,9 +29,10 @@ class Options:
         long_tokens: prompt tokens of the long-context probe, at most; 0 leaves it out.
         concurrency: requests at once, at most; below 2 leaves it out.
         speed_tokens: tokens of each timed stream.
-    speed_tolerance: slower than this share of the baseline is a violation.
+        speed_tolerance: slower than this share of the baseline is a violation.
         baseline: compare with and keep baselines.
         log: recent lines of the engine's log, where they can be had.
+        read: files of the server's machine, where they can be had.
     """
 
     answer_timeout_s: float = 120.0
@@ -42,6 +44,7 @@ class Options:
     speed_tolerance: float = 0.6
     baseline: bool = True
     log: Callable[[], str] | None = None
+    read: ReadFile | None = None
 
 
 @dataclass
@@ -52,10 +55,10 @@ class Session:
         baseline: of the last verified run at this address, if there is one.
         process: the process that listens, where it is on this machine and can be seen.
         measured: numbers found on the way.
-    log_before: the end of the engine's log before the speculation probe.
-    moved: how far the engine's counters went during the speculation probe.
+        log_before: the end of the engine's log before the speculation probe.
+        moved: how far the engine's counters went during the speculation probe.
         fingerprint: what the model said to the fingerprint prompts, for the next baseline.
-    prompt_tokens: tokens of those prompts.
+        prompt_tokens: tokens of those prompts.
     """
 
     adapter: Adapter

@@ -28,9 +28,10 @@ class Side:
 
 @dataclass
 class Collected:
-    """``error`` is empty where an answer came."""
+    """``error`` is empty where an answer came; ``is_gone``: there was no server to ask."""
 
     error: str = ""
+    is_gone: bool = False
     text: str = ""
     finish_reason: str | None = None
     completion_tokens: int | None = None
@@ -64,6 +65,8 @@ async def _post(side: Side, body: dict[str, Any], timeout_s: float) -> tuple[Col
     try:
         answer = await side.endpoint.client.post(url, json=body, timeout=timeout_s)
         told = answer.json()
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        return Collected(error=str(error) or type(error).__name__, is_gone=True), 0
     except (httpx.HTTPError, ValueError) as error:
         return Collected(error=f"{type(error).__name__}: {error}"), 0
     if answer.status_code != httpx.codes.OK:

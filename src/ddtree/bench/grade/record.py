@@ -57,3 +57,10 @@ class ComparisonRow(Record):
     verdicts: tuple[str, str]
     verdict_changed: bool
     parting: Parting
+
+
+GRADE_FILES: dict[str, type[Record]] = {
+    "grade.json": GradeRecord,
+    "answers.jsonl": AnswerRow,
+    "comparisons.jsonl": ComparisonRow,
+}

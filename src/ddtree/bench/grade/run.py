@@ -19,10 +19,10 @@ from ddtree.bench.files import append_line, drop_torn_line, locked, whole_lines,
 from ddtree.bench.grade.collect import Collected, Side, collect
 from ddtree.bench.grade.parting import parting
 from ddtree.bench.grade.problem import Graded, graded, number_of, program_of
-from ddtree.bench.grade.record import AnswerRow, ComparisonRow, GradeRecord
+from ddtree.bench.grade.record import GRADE_FILES, AnswerRow, ComparisonRow, GradeRecord
 from ddtree.bench.grade.sandbox import Outcome, Sandbox
 from ddtree.bench.provenance import PACKAGES
-from ddtree.bench.record import Variant
+from ddtree.bench.record import SCHEMA, Variant, schema_text
 from ddtree.bench.statistics import Estimate, wilson
 from ddtree.bench.workload import Workload
 from ddtree.errors import UserError
@@ -128,13 +128,14 @@ def read_grades(folder: Path) -> Grades:
     """A grading run from its folder."""
     try:
         record = GradeRecord.model_validate_json((folder / RECORD).read_text(encoding="utf-8"))
-        answers = [AnswerRow.model_validate_json(line) for line in whole_lines(folder / ANSWERS)]
+        rows = [AnswerRow.model_validate_json(line) for line in whole_lines(folder / ANSWERS)]
         comparisons = [ComparisonRow.model_validate_json(line) for line in whole_lines(folder / COMPARISONS)]
     except OSError as error:
         raise UserError(f"cannot read {folder / RECORD} ({error.strerror})", "give a folder of ddtree grade") from error
     except ValidationError as error:
         raise UserError(f"{folder} is not of this version", "use the ddtree that wrote it") from error
-    return Grades(record, answers, comparisons)
+    answers = {(row.side, row.problem_id): row for row in rows}  # an error may be followed by an answer
+    return Grades(record, list(answers.values()), comparisons)
 
 
 async def _run(options: GradeOptions, sandbox: Sandbox, on_answer: Callable[[int, int, AnswerRow], None]) -> Grades:
@@ -152,15 +153,23 @@ async def _run(options: GradeOptions, sandbox: Sandbox, on_answer: Callable[[int
             sides.append(Side(name, endpoint, variant))
         record = _record(options, sides, sandbox, remark)
         record = _begin(options, record)
-        done = {(row.side, row.problem_id) for row in read_grades(options.folder).answers}
+        answers = read_grades(options.folder).answers
+        write_whole(options.folder / SCHEMA, schema_text(GRADE_FILES))
+        done = {(row.side, row.problem_id) for row in answers if row.verdict != "error"}
         todo = deque((side, problem) for problem in problems for side in sides if (side.name, problem.id) not in done)
         total, finished = len(problems) * len(sides), len(done)
+
+        gone: list[str] = []
 
         async def slot() -> None:
             nonlocal finished
             while todo:
                 side, problem = todo.popleft()
                 collected = await collect(side, problem.turn, options.max_tokens, options.timeout_s)
+                if collected.is_gone:
+                    todo.clear()
+                    gone.append(f"{side.name}: the server has gone ({collected.error})")
+                    return
                 row = await asyncio.to_thread(_row, record, side, problem, collected, sandbox)
                 append_line(options.folder / ANSWERS, row.model_dump_json())
                 finished += 1
@@ -169,6 +178,8 @@ async def _run(options: GradeOptions, sandbox: Sandbox, on_answer: Callable[[int
         async with asyncio.TaskGroup() as slots:
             for _ in range(options.concurrency):
                 slots.create_task(slot())
+    if gone:
+        raise UserError(gone[0], "start it again and add --resume: what is done is kept")
     grades = read_grades(options.folder)
     comparisons = _compare(grades.record, grades.answers, problems)
     write_whole(options.folder / COMPARISONS, "".join(row.model_dump_json() + "\n" for row in comparisons))

@@ -2,8 +2,8 @@
 
 On Linux bubblewrap builds the box from namespaces. Inside it there are the system's libraries and Python, read-only, a
 folder in memory of limited size, no network but a loopback of its own, no other processes, no capabilities and no
-environment; limits hold time, memory, processes and files. Started by root, the program runs as nobody: limits do not
-hold root.
+environment; limits hold time, memory, processes and files, and a filter refuses the system calls that would get around
+them (:mod:`ddtree.bench.grade.seccomp`). Started by root, the program runs as nobody: limits do not hold root.
 
 It guards the machine from programs that do harm by accident or out of malice. It does not guard the *verdict* from a
 program that was written to cheat its judge, and a hole in the kernel is a hole in the box.
@@ -24,11 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from ddtree.bench.grade.seccomp import seccomp_filter
 from ddtree.errors import UserError
 
 _BOX = "/box"
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache", "/etc/alternatives")
 _DETAIL_BYTES = 2000
+_LIBC = "import ctypes; libc = ctypes.CDLL(None)"
 
 # Runs in the box. Rights and limits first; then the program, whose prints go nowhere; a token on the way out says that
 # it ended well.
@@ -102,17 +104,22 @@ class Sandbox:
             tempfile.TemporaryFile() as source,
             tempfile.TemporaryFile() as verdict,
             tempfile.TemporaryFile() as words,
+            tempfile.TemporaryFile() as refused,
         ):
             source.write(token.encode() + b"\n" + program.encode("utf-8", "replace"))
             source.seek(0)
+            if self._bwrap:
+                refused.write(seccomp_filter())
+                refused.seek(0)
             process = subprocess.Popen(
-                self._command(),
+                self._command(refused.fileno()),
                 stdin=source,
                 stdout=verdict,
                 stderr=words,
                 cwd="/" if self._bwrap else folder,
                 env={"PATH": "/usr/bin:/bin", "HOME": folder, "LC_ALL": "C.UTF-8"},
                 start_new_session=True,
+                pass_fds=[refused.fileno()] if self._bwrap else [],
             )
             is_late = False
             try:
@@ -128,7 +135,7 @@ class Sandbox:
                 return Outcome("passed", "", seconds)
             return Outcome("failed", _content(words, _DETAIL_BYTES) or _ending(process.returncode), seconds)
 
-    def _command(self) -> list[str]:
+    def _command(self, refused_calls: int) -> list[str]:
         python = [
             os.path.realpath(sys.executable),
             "-I",
@@ -138,7 +145,7 @@ class Sandbox:
         ]
         if self._bwrap is None:
             return [*python, "keep"]
-        box = [self._bwrap, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        box = [self._bwrap, "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--seccomp", str(refused_calls)]
         if os.geteuid() == 0:  # no namespace of users: in one, nobody would still be root to the limits
             box += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
             box += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -177,6 +184,7 @@ def find_sandbox(limits: Limits, is_unsafe: bool) -> Sandbox:
             "grading runs programs of a model, and there is no bubblewrap to lock them up",
             f"install it (apt install bubblewrap, or pip install 'ddtree[grade]') {remedy}",
         )
+    seccomp_filter()  # complains of a processor that it does not know
     sandbox = Sandbox(limits, bwrap)
     if complaint := _leak(sandbox):
         raise UserError(f"bubblewrap's box does not hold here ({complaint})", f"allow user namespaces, {remedy}")
@@ -204,6 +212,8 @@ def _leak(sandbox: Sandbox) -> str:
             "it can write to /dev/shm": "open('/dev/shm/x', 'w')",
             "it sees files of its starter": f"open({mine.name!r})",
             "it sees network interfaces": "import socket; assert any(n != 'lo' for _, n in socket.if_nameindex())",
+            "it gets memory that no limit counts": f"{_LIBC}; assert libc.shmget(0, 4096, 0o1600) >= 0",
+            "it makes namespaces": f"{_LIBC}; assert libc.unshare(0x10000000) == 0",
             "it sees other processes": "import os; assert len([p for p in os.listdir('/proc') if p.isdigit()]) > 3",
         }
         for complaint, program in attempts.items():

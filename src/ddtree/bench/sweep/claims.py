@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddtree.bench.numbers import CellNumbers
 from ddtree.bench.record import RequestRow, Variant
 from ddtree.deploy import Deployment
-from ddtree.verify import from_deployment
+from ddtree.verify import Verdict, from_deployment
 
 _MODES = {"none": "ar", "dflash": "chain", "ddtree": "tree"}
 
@@ -40,3 +40,9 @@ def what_is_wrong(
         if low:
             return f"tau is {min(low):.2f}, below {floor:g}: speculation brings nothing"
     return ""
+
+
+def violations(verdict: Verdict) -> str:
+    """What verification found to be other than declared, in words."""
+    found = [finding for finding in verdict.findings if finding.status.value == "violated"]
+    return "; ".join(f"{each.claim}: {'; '.join(each.evidence[:2])}" for each in found) or "verification failed"

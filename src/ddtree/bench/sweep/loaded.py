@@ -11,6 +11,8 @@ from ddtree.bench.padding import read_pad_text
 from ddtree.bench.plan import Load, Matrix
 from ddtree.bench.record import Variant
 from ddtree.bench.sweep.points import Plan, make_plan
+from ddtree.bench.sweep.search import Search
+from ddtree.bench.sweep.store import PointRow
 from ddtree.bench.sweep.sweep_file import BenchTable, SweepFile, read_sweep_file
 from ddtree.bench.workload import read_workload
 from ddtree.deploy.deployment import load_deployment
@@ -33,6 +35,14 @@ class Sweep:
     base_text: str
     deployment_folder: Path
     plan: Plan
+    searches: tuple[Search, ...] = ()
+
+    def data_of(self, row: PointRow) -> dict[str, Any]:
+        """The deployment of a point that has ended."""
+        for point in self.plan.points:
+            if point.name == row.point:
+                return point.data
+        return next(search.point(row.settings).data for search in self.searches if search.rows([row]))
 
 
 def load_sweep(path: Path) -> Sweep:
@@ -54,7 +64,12 @@ def load_sweep(path: Path) -> Sweep:
         matrix_of(table, (Variant(),), folder).cells()
         if table.pad_text is not None:
             read_pad_text(folder / table.pad_text)
-    return Sweep(file, text, folder, base, base_text, deployment_path.parent, plan)
+    searches = tuple(
+        Search(each.name, each.search, each.bench.over(file.bench), base, deployment_path.parent, file.per_request)
+        for each in file.sweep
+        if each.search is not None
+    )
+    return Sweep(file, text, folder, base, base_text, deployment_path.parent, plan, searches)
 
 
 def matrix_of(bench: BenchTable, variants: tuple[Variant, ...], folder: Path) -> Matrix:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +105,17 @@ def make_plan(sweep_file: SweepFile, base: Mapping[str, Any], folder: Path) -> P
     for sweep in sweep_file.sweep:
         bench = sweep.bench.over(sweep_file.bench)
         for settings in sweep.settings():
-            point = _point(sweep.name, dict(settings), base, bench, folder)
+            point = make_point(sweep.name, dict(settings), base, bench, folder)
             if any(other.name == point.name for other in points):
                 raise UserError(f"the sweep {sweep.name} has the point {point.name} twice", "name it once")
-            if not point.refused:
-                identity = json.dumps([point.data, bench.model_dump()], sort_keys=True)
-                if (same := seen.setdefault(identity, point.name)) != point.name:
-                    point = Point(**vars(point) | {"same_as": same})
+            if not point.refused and (same := seen.setdefault(_identity(point), point.name)) != point.name:
+                point = replace(point, same_as=same)
             points.append(point)
     return Plan(tuple(points), tuple(_groups(points, sweep_file.per_request)))
 
 
-def _point(sweep: str, settings: dict[str, Any], base: Mapping[str, Any], bench: BenchTable, folder: Path) -> Point:
+def make_point(sweep: str, settings: dict[str, Any], base: Mapping[str, Any], bench: BenchTable, folder: Path) -> Point:
+    """A point by its settings, refused or not; as :func:`make_plan`."""
     data = copy.deepcopy(dict(base))
     for key, value in settings.items():
         _put(data, key, value)
@@ -129,6 +128,37 @@ def _point(sweep: str, settings: dict[str, Any], base: Mapping[str, Any], bench:
             raise UserError(f"sweep {sweep}: {error.cause.removeprefix('this point: ')}", error.remedy) from None
         return Point(name, sweep, settings, data, bench, refused=error.cause.removeprefix("this point: "))
     return Point(name, sweep, settings, data, bench, deployment)
+
+
+def _identity(point: Point) -> str:
+    """Equal where two points are the same deployment, measured alike."""
+    return json.dumps([point.data, point.bench.model_dump()], sort_keys=True)
+
+
+def marked_same(point: Point, earlier: Sequence[Point]) -> Point:
+    """The point, marked where it is the same as one of ``earlier``."""
+    same = next((each.name for each in earlier if not each.refused and _identity(each) == _identity(point)), None)
+    return replace(point, same_as=same) if same is not None and not point.refused else point
+
+
+def group_of(point: Point, base: Mapping[str, Any], per_request: bool, folder: Path) -> Group:
+    """A point that runs by itself: on a server as ``base`` has it where its requests can ask for the rest, else alone.
+
+    So points that follow each other need no restart, and each leads to the same server whenever it is asked.
+    """
+    assert point.deployment is not None
+    settings = {key: value for key, value in point.settings.items() if key not in _PER_REQUEST}
+    host = make_point(point.sweep, settings, base, point.bench, folder)
+    is_plain = _speculation(point).get("algorithm") == "none"
+    if (
+        per_request
+        and _is_native(point)
+        and host.deployment is not None
+        and _speculation(host).get("algorithm") != "none"
+        and (_bare(host.data) == _bare(point.data) if is_plain else _common(host.data) == _common(point.data))
+    ):
+        return Group(point.sweep, host.data, host.deployment, point.bench, (point,), (variant_of(point.data),))
+    return Group(point.sweep, point.data, point.deployment, point.bench, (point,), (Variant(),))
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:

@@ -17,10 +17,11 @@ from ddtree.bench.padding import read_pad_text
 from ddtree.bench.record import Variant
 from ddtree.bench.result_folder import read_requests, read_units
 from ddtree.bench.run import RunOptions, Watcher, run_bench
-from ddtree.bench.sweep.claims import what_is_wrong
+from ddtree.bench.sweep.claims import violations, what_is_wrong
 from ddtree.bench.sweep.loaded import Sweep, load_of, matrix_of
 from ddtree.bench.sweep.points import Group, Point
-from ddtree.bench.sweep.store import SWEEP, PointRow, Status, SweepRecord, append_point, read_points, recover
+from ddtree.bench.sweep.search import Search
+from ddtree.bench.sweep.store import SWEEP, PointRow, Status, SweepRecord, append_point, begin_sweep, go_on, read_points
 from ddtree.bench.sweep.toml_text import toml_text
 from ddtree.deploy.apply import ApplyError, Site, apply, open_site
 from ddtree.deploy.deployment import Deployment, to_deployment
@@ -86,10 +87,21 @@ class _Run:
                 continue
             self._watcher.on_group(number, len(groups), group)
             self._measure(group, done)
+        for search in self._sweep.searches:
+            self._search(search, done)
         rows = read_points(self._folder)
         if restore:
             self._restore(choose(self._folder))
         return rows
+
+    def _search(self, search: Search, done: set[str]) -> None:
+        while (point := search.next_point(rows := read_points(self._folder), self._folder)) is not None:
+            if point.runs:
+                group = search.group(point)
+                self._watcher.on_group(len(search.rows(rows)) + 1, search.table.trials, group)
+                self._measure(group, done)
+            else:
+                self._add(point, "refused" if point.refused else "same", point.refused, same_as=point.same_as)
 
     def _begin(self, resume: bool) -> None:
         path = self._folder / SWEEP
@@ -109,18 +121,12 @@ class _Run:
             workloads_sha256=digests,
         )
         if not path.exists():
-            write_whole(path, record.model_dump_json(indent=2))
+            begin_sweep(self._folder, record)
             self._id = record.sweep_id
             return
-        found = SweepRecord.model_validate_json(path.read_text(encoding="utf-8"))
         if not resume:
             raise UserError(f"{self._folder} holds a sweep already", "add --resume to go on, or give another folder")
-        for name in ("sweep_text", "deployment_text", "workloads_sha256"):
-            if getattr(found, name) != getattr(record, name):
-                what = {"sweep_text": "sweep file", "deployment_text": "deployment file"}.get(name, "workloads")
-                raise UserError(f"{self._folder} was begun with another {what}", "give another folder")
-        recover(self._folder)
-        self._id = found.sweep_id
+        self._id = go_on(self._folder, record).sweep_id
 
     def _as_left(self, group: Group) -> list[Group]:
         """The group, or its points alone where an earlier attempt at them together broke the server."""
@@ -151,7 +157,7 @@ class _Run:
                     if self._verdict is not None:
                         write_whole(place / "verify.json", json.dumps(self._verdict.to_json(), indent=2))
                         if self._verdict.exit_code == 1:
-                            return end("invalid", _violations(self._verdict))
+                            return end("invalid", violations(self._verdict))
                     try:
                         run_bench(self._options(group, url, place), self._watcher.bench)
                         self._require_same_process(site)
@@ -274,7 +280,7 @@ class _Run:
         """Deploy what was chosen, as a file of its own beside the results."""
         data = self._sweep.base
         if chosen is not None:
-            data = next(point.data for point in self._sweep.plan.points if point.name == chosen.point)
+            data = self._sweep.data_of(chosen)
         write_whole(self._folder / RECOMMENDED, toml_text(data))
         if self._deployed == data:
             return
@@ -288,11 +294,6 @@ class _Run:
                 f"deploy it by hand: {self._folder / RECOMMENDED}",
             ) from error
         self._deployed = data
-
-
-def _violations(verdict: Verdict) -> str:
-    found = [finding for finding in verdict.findings if finding.status.value == "violated"]
-    return "; ".join(f"{each.claim}: {'; '.join(each.evidence[:2])}" for each in found) or "verification failed"
 
 
 def _key(deployment: Deployment) -> str | None:

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from ddtree.bench.files import append_line, drop_torn_line, whole_lines
-from ddtree.bench.record import SCHEMA_VERSION, Record
+from ddtree.bench.files import append_line, drop_torn_line, whole_lines, write_whole
+from ddtree.bench.record import SCHEMA, SCHEMA_VERSION, Record, schema_text
 from ddtree.errors import UserError
 
 SWEEP, POINTS = "sweep.json", "points.jsonl"
@@ -57,6 +57,34 @@ class PointRow(Record):
     duration_s: float
 
 
+SWEEP_FILES: dict[str, type[Record]] = {SWEEP: SweepRecord, POINTS: PointRow}
+
+
+def begin_sweep(folder: Path, record: SweepRecord) -> None:
+    """Write down what is to be measured, and the schema of what will come."""
+    write_whole(folder / SCHEMA, schema_text(SWEEP_FILES))
+    write_whole(folder / SWEEP, record.model_dump_json(indent=2))
+
+
+def go_on(folder: Path, wanted: SweepRecord) -> SweepRecord:
+    """The sweep that was begun in ``folder``, ready to be gone on with.
+
+    Raises:
+        UserError: it is another one than ``wanted``.
+    """
+    path = folder / SWEEP
+    try:
+        found = SweepRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise UserError(f"{path} is not of this version", "use the ddtree that wrote it") from error
+    files = {"sweep_text": "sweep file", "deployment_text": "deployment file", "workloads_sha256": "workloads"}
+    for name, what in files.items():
+        if getattr(found, name) != getattr(wanted, name):
+            raise UserError(f"{folder} was begun with another {what}", "give another folder")
+    drop_torn_line(folder / POINTS)
+    return found
+
+
 def read_points(folder: Path) -> list[PointRow]:
     """The points that have ended, in that order."""
     path = folder / POINTS
@@ -66,10 +94,18 @@ def read_points(folder: Path) -> list[PointRow]:
         raise UserError(f"{path} is not of this version", "use the ddtree that wrote it") from error
 
 
+def counting_variants(run: Path) -> set[str] | None:
+    """Of a run's folder, the variants whose numbers count; None: all of them, since it is of no sweep.
+
+    None of a point counts that was invalid, failed, is not done, or was measured again by itself.
+    """
+    place = run.resolve()
+    sweep = next((folder for folder in place.parents if (folder / SWEEP).exists()), None)
+    if sweep is None:
+        return None
+    inside = place.relative_to(sweep).as_posix()
+    return {row.variant for row in read_points(sweep) if row.folder == inside and row.status == "measured"}
+
+
 def append_point(folder: Path, row: PointRow) -> None:
     append_line(folder / POINTS, row.model_dump_json())
-
-
-def recover(folder: Path) -> None:
-    """Cut off what a crash left of a line."""
-    drop_torn_line(folder / POINTS)

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from ddtree.errors import UserError
 
@@ -30,7 +30,7 @@ class BenchTable(Table):
 
     workloads: list[str] | None = None
     limit: Annotated[int, Field(ge=1)] | None = None
-    contexts: list[int | Literal["as-is"]] | None = None
+    contexts: list[Annotated[int, Field(ge=16)] | Literal["as-is"]] | None = None
     concurrency: list[Annotated[int, Field(ge=1)]] | None = None
     temperatures: list[Annotated[float, Field(ge=0, le=100)]] | None = None
     repeats: Annotated[int, Field(ge=1)] | None = None
@@ -61,31 +61,86 @@ class VerifyTable(Table):
     timeout_s: Annotated[float, Field(gt=0)] = 120.0
 
 
+Number = int | Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Range(Table):
+    """Numbers from ``low`` to ``high``; whole ones where both are whole."""
+
+    low: Number
+    high: Number
+    step: Number | None = None
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Range:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}")
+        if self.log and (self.low <= 0 or self.step is not None):
+            raise ValueError("log goes with a low above 0, and with no step")
+        if self.step is not None and self.step <= 0:
+            raise ValueError("step is not above 0")
+        if isinstance(self.step, float) and isinstance(self.low, int) and isinstance(self.high, int):
+            raise ValueError("step is no whole number, but low and high are")
+        return self
+
+
+Choices = Annotated[
+    Annotated[list[bool | int | float | str], Tag("list")] | Annotated[Range, Tag("range")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "range"),
+]
+
+
+class SearchTable(Table):
+    """Points that are chosen one after the other, by what those before brought.
+
+    Attributes:
+        trials: points at most.
+        objective: what is sought, as a geometric mean over the cells: the most of ``total_tok_s`` (whole units) or
+            ``user_tok_s``, or the least of ``ttft_ms``.
+    """
+
+    trials: Annotated[int, Field(ge=1)]
+    keys: dict[str, Choices]
+    objective: Literal["total_tok_s", "user_tok_s", "ttft_ms"] = "total_tok_s"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _something(self) -> SearchTable:
+        if not self.keys:
+            raise ValueError("give keys to search over")
+        for key, values in self.keys.items():
+            if isinstance(values, list) and (len(values) < 2 or any(v in values[:i] for i, v in enumerate(values))):
+                raise ValueError(f"{key} has less than two values, or one twice")
+        return self
+
+
 class SweepTable(Table):
-    """One block of points, all measured alike: every combination of ``grid``, or each of ``points``."""
+    """One block of points, all measured alike: every combination of ``grid``, each of ``points``, or a ``search``."""
 
     name: Name
     grid: dict[str, list[Value]] | None = None
     points: list[dict[str, Value]] | None = None
+    search: SearchTable | None = None
     bench: BenchTable = BenchTable()
 
     @model_validator(mode="after")
     def _one_kind(self) -> SweepTable:
-        if (self.grid is None) == (self.points is None):
-            raise ValueError("give either grid or points")
+        if sum(kind is not None for kind in (self.grid, self.points, self.search)) != 1:
+            raise ValueError("give one of grid, points and search")
         for key, values in (self.grid or {}).items():
             if not values or any(value in values[:place] for place, value in enumerate(values)):
                 raise ValueError(f"{key} is empty or has a value twice")
         return self
 
     def settings(self) -> Iterator[dict[str, Value]]:
-        """The points' keys and values, in the order of the file."""
+        """The points' keys and values, in the order of the file; none of a search, whose points are not known yet."""
         if self.points is not None:
             yield from self.points
             return
-        grid = self.grid or {}
-        for values in product(*grid.values()):
-            yield dict(zip(grid, values, strict=True))
+        if self.grid is not None:
+            for values in product(*self.grid.values()):
+                yield dict(zip(self.grid, values, strict=True))
 
 
 class SweepFile(Table):

@@ -41,6 +41,7 @@ class NativeAdapter(Adapter):
                 "context_length": engine["max_model_len"],
                 "dtype": engine["dtype"],
                 "exact": engine["exact"],
+                "device": str(engine["device"]).split(":")[0],
                 "cuda_graphs": rounds["launch"] == "cuda graph",
                 "max_running_requests": info["effective"]["max_batch"],
                 "tp": 1,
@@ -48,6 +49,7 @@ class NativeAdapter(Adapter):
                 "pp": 1,
                 "dp": 1,
             }
+            settings |= {name: engine[name] for name in ("memory_fraction", "threads") if name in engine}
             if engine["mode"] != "ar":
                 settings |= {"budget": engine["budget"], "top_k_cap": engine["top_k_cap"]}
             asked = (info.get("requested") or {}).get("engine") or {}

@@ -27,6 +27,7 @@ _DIRECT = {
     "dp": "dp_size",
     "dtype": "dtype",
 }
+_REVISIONS = {"model_revision": "revision", "drafter_revision": "speculative_draft_model_revision"}
 _TREE = {"budget": "speculative_ddtree_budget", "top_k_cap": "speculative_ddtree_topk_cap"}
 
 
@@ -46,6 +47,9 @@ class SglangAdapter(Adapter):
         algorithm = str(args["speculative_algorithm"] or "none").lower()
         settings: dict[str, Any] = {name: args[key] for name, key in _DIRECT.items() if key in args}
         settings["algorithm"] = algorithm
+        settings |= {name: args[key] for name, key in _REVISIONS.items() if args.get(key)}
+        if args.get("device"):
+            settings["device"] = str(args["device"])
         if algorithm == "none":
             settings = {name: value for name, value in settings.items() if name not in ("block_size", "draft_window")}
         else:
@@ -61,8 +65,8 @@ class SglangAdapter(Adapter):
             settings.pop("context_length", None)
         if isinstance(running := args.get("effective_max_running_requests_per_dp"), int):
             settings["max_running_requests"] = running
-        if isinstance(args.get("disable_cuda_graph"), bool):
-            settings["cuda_graphs"] = not args["disable_cuda_graph"]
+        if (graphs := _decode_graphs(args)) is not None:
+            settings["cuda_graphs"] = graphs
         # The seed is drawn at random at every start unless it was set, so it names the process.
         seed = args.get("random_seed")
         return Effective(
@@ -180,6 +184,16 @@ class SglangAdapter(Adapter):
     def _rounds(self, told: dict[str, Any], choice: dict[str, Any]) -> Rounds | None:
         meta = choice.get("meta_info")
         return _rounds_of(meta) if isinstance(meta, dict) else None
+
+
+def _decode_graphs(args: dict[str, Any]) -> bool | None:
+    """Whether decoding is set to replay graphs: two flags say it, and each leaves the other's key as it was."""
+    config = args.get("cuda_graph_config")
+    decode = config.get("decode") if isinstance(config, dict) else None
+    if isinstance(decode, dict) and "backend" in decode:
+        return decode["backend"] != "disabled" and args.get("disable_cuda_graph") is not True
+    disabled = args.get("disable_cuda_graph")
+    return not disabled if isinstance(disabled, bool) else None
 
 
 def _rounds_of(meta: dict[str, Any]) -> Rounds | None:

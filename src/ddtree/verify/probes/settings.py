@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ddtree.errors import UserError
 from ddtree.verify.command_line import settings_of
 from ddtree.verify.effective import SETTINGS
+from ddtree.verify.expectation import Expectation
 from ddtree.verify.finding import Finding, proven, unknown, violated
+from ddtree.verify.host_process import HostProcess, without_secrets
+from ddtree.verify.revision import Seen, commit_of
 from ddtree.verify.session import Session
 
 _WEIGHTS = ("model", "drafter")
+_REVISIONS = {"model_revision": "model", "drafter_revision": "drafter"}
 
 
 def probe_settings(session: Session) -> Iterator[Finding]:
@@ -27,6 +32,8 @@ def probe_settings(session: Session) -> Iterator[Finding]:
         declared["cuda_graphs"] = expectation.graphs
     for name, wanted in declared.items():
         yield _hold(session, name, wanted, on_host)
+    if session.process is not None and expectation.unit is not None and session.process.unit == expectation.unit:
+        yield hold_command(session.process, expectation)
 
 
 def _hold(session: Session, name: str, wanted: Any, on_host: dict[str, Any]) -> Finding:
@@ -37,13 +44,15 @@ def _hold(session: Session, name: str, wanted: Any, on_host: dict[str, Any]) -> 
         found, source = effective.settings[name], effective.source
     elif name in on_host:
         found, source = on_host[name], "command line of the process that listens"
+    elif name in _REVISIONS:
+        return _hold_revision(session, name, wanted, on_host)
     else:
         return unknown(
             "settings",
             claim,
             f"declared by {origin}; {effective.engine} does not tell it",
             remedy="run verify on the server's machine, where its command line can be read",
-            is_required=name not in ("dtype", "memory_fraction", "cuda_graphs"),
+            is_required=name != "cuda_graphs",  # whether they are replayed is found out by a probe of its own
         )
     seen = f"{source}: {told(found)}"
     if same(name, wanted, found):
@@ -54,6 +63,50 @@ def _hold(session: Session, name: str, wanted: Any, on_host: dict[str, Any]) -> 
         f"declared by {origin}: {told(wanted)}",
         seen,
         remedy=f"start the server with {label} {told(wanted)}, or correct the declaration",
+    )
+
+
+def hold_command(process: HostProcess, expectation: Expectation) -> Finding:
+    """Of a service that `ddtree deploy` put in place: whatever stands in the file reached the process."""
+    wanted, found = without_secrets(expectation.command), process.arguments
+    claim = f"{expectation.unit} runs the command that {expectation.origin} renders to"
+    if found[-len(wanted) :] == wanted:
+        return proven("settings", claim, f"command line of process {process.pid}")
+    missing, others = ([w for w in one if w not in two] for one, two in ((wanted, found), (found[1:], wanted)))
+    return violated(
+        "settings",
+        claim,
+        f"not on the command line of process {process.pid}: {' '.join(missing) or 'nothing'}",
+        f"on it beside: {' '.join(others) or 'nothing'}",
+        remedy="see: ddtree deploy diff; then apply the file, or correct it",
+    )
+
+
+def _hold_revision(session: Session, name: str, wanted: str, on_host: dict[str, Any]) -> Finding:
+    """Held against the folder that the engine says it reads."""
+    weights, claim = _REVISIONS[name], f"{SETTINGS[name]} is {wanted}"
+    folder = session.effective.settings.get(weights) or on_host.get(weights)
+    if not isinstance(folder, str):
+        seen = Seen(None, f"{session.effective.engine} does not tell where its {weights} comes from")
+    else:
+        try:
+            seen = commit_of(folder.rstrip("/"), session.options.read)
+        except UserError as error:
+            seen = Seen(None, error.cause)
+    if seen.commit is None:
+        return unknown(
+            "settings",
+            claim,
+            seen.source,
+            remedy="fetch the weights with ddtree fetch, whose lock file tells the commit, or verify on that machine",
+        )
+    if seen.commit == wanted and not seen.is_altered:
+        return proven("settings", claim, seen.source)
+    return violated(
+        "settings",
+        claim,
+        f"{seen.source}: {seen.commit}",
+        remedy=f"fetch {weights} anew at this commit, check it with ddtree fetch --check, and start the server again",
     )
 
 

@@ -1,4 +1,4 @@
-"""Two hooks on SGLang that let a verify pass of the DFLASH family carry a tree's mask.
+"""Hooks on SGLang: two let a verify pass of the DFLASH family carry a tree's mask, the others speak for the plugin.
 
 SGLang captures verify graphs of that family without a mask, for chains. Here the pass that is captured (and the dummy
 pass before it) is given SGLang's own mask buffer, for our algorithm and the target only. All else passes through.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddtree.sglang.settings import TreeSettings
+
 CAPTURE = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.get_spec_info"
 DUMMY = "sglang.srt.speculative.spec_info.create_dummy_verify_input"
 REQUEST = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
+STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._add_speculative"
+"""Since 0.5.23; before, `/server_info` tells of all attributes of SGLang's arguments."""
 
 
 def is_ours(algorithm: Any) -> bool:
@@ -18,31 +22,26 @@ def is_ours(algorithm: Any) -> bool:
     return bool(getattr(algorithm, "is_ddtree_plugin", False))
 
 
-def _is_tree(server_args: Any) -> bool:
+def _is_tree() -> bool:
     """False for chains, which keep SGLang's causal pass."""
-    return (server_args.speculative_eagle_topk or 0) > 1
+    return not TreeSettings.from_environment().is_chain
 
 
 def mask_in_capture(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
     """After ``DecodeCudaGraphRunner.get_spec_info``."""
     model_runner = runner.model_runner
     ours = is_ours(model_runner.spec_algorithm) and not model_runner.is_draft_worker
-    if result is not None and ours and _is_tree(model_runner.server_args):
+    if result is not None and ours and _is_tree():
         result.custom_mask = runner.buffers.custom_mask
     return result
 
 
-def mask_in_dummy(
-    result: Any,
-    spec_algorithm: Any,
-    server_args: Any = None,
-    custom_mask: Any = None,
-    num_tokens_per_req: int = 0,
-    is_draft_worker: bool = False,
-) -> Any:
-    """After ``create_dummy_verify_input``."""
-    if result is not None and is_ours(spec_algorithm) and not is_draft_worker and _is_tree(server_args):
-        result.custom_mask = custom_mask
+def mask_in_dummy(result: Any, spec_algorithm: Any, *rest: Any, **named: Any) -> Any:
+    """After ``create_dummy_verify_input``, whose last three arguments are the same in all releases."""
+    if result is not None and is_ours(spec_algorithm):
+        given = dict(zip(("custom_mask", "num_tokens_per_req", "is_draft_worker"), rest[-3:], strict=False)) | named
+        if not given["is_draft_worker"] and _is_tree():
+            result.custom_mask = given["custom_mask"]
     return result
 
 
@@ -57,4 +56,13 @@ def refuse_request(result: Any, request: Any, *_: Any, **__: Any) -> Any:
         return result
     if result is not None:
         return result.replace("DFLASH", "DDTREE")
-    return why_request_refused(request.sampling_params)
+    return why_request_refused(request, TreeSettings.from_environment().budget)
+
+
+def tell_shape(result: Any, controller: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
+    """After ``SchedulerInternalStateController._add_speculative``: what ``/server_info`` says of the trees."""
+    if is_ours(controller.scheduler.spec_algorithm):
+        settings = TreeSettings.from_environment()
+        state["speculative_ddtree_budget"] = settings.budget
+        state["speculative_ddtree_topk_cap"] = settings.topk_cap
+    return result
