@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -212,6 +215,35 @@ def test_units_take_values_literally():
     assert "Verify 50%% $x" in units.service
     with pytest.raises(UserError):
         render_timer("a\nb", ["/x"], every="1h", key_file=None)
+
+
+def test_the_listening_process_is_found_while_it_opens_and_closes_connections():
+    """A file descriptor that vanishes during the look is not the process vanishing."""
+    ended = threading.Event()
+
+    def open_many():
+        with contextlib.ExitStack() as stack:
+            for _ in range(60):
+                stack.enter_context(open(os.devnull))
+            return stack.pop_all()
+
+    def churn():
+        while not ended.is_set():
+            open_many().close()
+
+    with open_many() as lower_ones, socket.create_server(("127.0.0.1", 0)) as listener:
+        lower_ones.close()  # what comes and goes stands before the listener in the list
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        threads = [threading.Thread(target=churn) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            found = [listening_process(url) for _ in range(100)]
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+    assert {process.pid if process else None for process in found} == {os.getpid()}
 
 
 def test_the_process_behind_an_address(server):

@@ -105,9 +105,18 @@ def _listeners(proc: Path, port: int) -> list[str]:
 
 def _holds(folder: Path, inodes: set[str]) -> bool:
     try:
-        return any(os.readlink(link) in inodes for link in (folder / "fd").iterdir())
+        links = list((folder / "fd").iterdir())
     except OSError:
         return False
+    return any(_target(link) in inodes for link in links)
+
+
+def _target(link: Path) -> str | None:
+    """What a file descriptor is; None where it was closed meanwhile, as connections are all the time."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None
 
 
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
