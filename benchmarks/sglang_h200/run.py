@@ -5,8 +5,9 @@
 
 Several runs may go on at once on different GPUs (CUDA_VISIBLE_DEVICES), each with a ``--slot`` of its own.
 
-Servers start together, since most of a start is imports; speeds come first, one server at a time, in turn, the others
-idle. A piece that fails or takes too long says so and the next has its turn; what is known is written after each, and
+Servers start together, since most of a start is imports, or ``--together`` so many at a time: those run all pieces and
+end before the next start. Speeds are taken of one server at a time, in turn, the others idle. A piece that fails or
+takes too long says so and the next has its turn; what is known is written after each, and
 after ``--seconds`` all is ended. Exit code 0 only where every server started, every piece is done and nothing failed.
 """
 
@@ -74,8 +75,24 @@ class Benchmark:
             made = self.args.sites.resolve() / f"moe-{self.args.slot}"
             self.pairs[latent] = make_pair(self.args.target, made, int(latent))
         self.say("kit ready")
-        for name in self.args.only:
+
+    def groups(self) -> list[list[str]]:
+        """Servers by when they run: all at once, or ``--together`` of them at a time."""
+        names, size = self.args.only, self.args.together or len(self.args.only)
+        return [names[first : first + size] for first in range(0, len(names), size)]
+
+    def work(self, names: list[str]) -> None:
+        """Start servers and run all pieces on them."""
+        for name in names:
             self.start_one(name, WAYS[name])
+        self.side_by_side([(name, lambda n=name: self.greet(n)) for name in names])
+        for piece in self.args.pieces:
+            self.piece(piece, names)
+
+    def stop(self, names: list[str]) -> None:
+        for name in names:
+            self.servers[name].stop()
+        self.ready -= set(names)
 
     def start_one(self, name: str, way: Way) -> Server:
         target, drafter = self.pairs[way.moe]
@@ -128,16 +145,16 @@ class Benchmark:
 
     # -- pieces ----------------------------------------------------------------------------------------------------
 
-    def piece(self, name: str) -> None:
+    def piece(self, name: str, servers: list[str]) -> None:
         """Run one piece, for its own time at most: one that fails or hangs leaves the rest their time."""
         work, seconds = PIECES[name]
         seconds = min(seconds, self.left() - 2)
+        row = self.results["pieces"][self.told(name, servers)] = {"state": "no time left"}
         if seconds < 5:
-            self.results["pieces"][name] = {"state": "no time left"}
             return
         begun = time.time()
         self.deadlines[name] = begun + seconds
-        row = self.results["pieces"][name] = {"state": "out of time"}
+        row["state"] = "out of time"
 
         def attempt() -> None:
             try:
@@ -151,8 +168,12 @@ class Benchmark:
         thread.start()
         thread.join(seconds + 2)
         row["seconds"] = str(round(time.time() - begun, 1))
-        self.say(f"{name}: {row}")
+        self.say(f"{self.told(name, servers)}: {row}")
         self.write()
+
+    def told(self, piece: str, servers: list[str]) -> str:
+        """What results call a piece: with its servers where it runs more than once."""
+        return piece if len(servers) == len(self.args.only) else f"{piece} of {', '.join(servers)}"
 
     def is_late(self, piece: str) -> bool:
         return time.time() > self.deadlines[piece]
@@ -211,14 +232,18 @@ class Benchmark:
     def summary(self) -> None:
         """In few lines, each marked for `slot.sh`: how far it came, and what is not as it should be."""
         name = self.args.slot or "run"
-        for piece in self.args.pieces:
-            row = self.results["pieces"].get(piece, {"state": "not begun"})
+        for piece, row in self.states().items():
             print(f"== {name}: {piece} {row['state']} ({row.get('seconds', 0)} s)")
         for server in self.results["not_started"]:
             print(f"== {name}: {server} DID NOT START")
         for server, faults in self.results["failed"].items():
             print(f"== {name}: {server} FAILED {'; '.join(faults)[:200]}")
         sys.stdout.flush()
+
+    def states(self) -> dict[str, dict[str, str]]:
+        """How far each piece of each group came."""
+        pieces = [self.told(piece, names) for names in self.groups() for piece in self.args.pieces]
+        return {piece: self.results["pieces"].get(piece, {"state": "not begun"}) for piece in pieces}
 
     def out_of_time(self) -> None:
         self.say("out of time")
@@ -234,6 +259,7 @@ def main() -> None:
     parser.add_argument("--sites", type=Path, default=Path("sites"), help="where kits are unpacked to, shared by slots")
     parser.add_argument("--overlay", type=Path, help="wheel of another SGLang, put over the kit's")
     parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS), help="servers to start")
+    parser.add_argument("--together", type=int, help="servers at a time; all where left out")
     parser.add_argument("--pieces", nargs="*", default=list(PIECES), choices=list(PIECES), help="what to do with them")
     parser.add_argument("--count", type=int, default=20, help="prompts, half of them maths, half code")
     parser.add_argument("--draws", type=int, default=480, help="draws a case at temperature above 0")
@@ -251,16 +277,16 @@ def main() -> None:
     try:
         run.start()
         run.prompts = read_prompts(args, run.env)
-        run.side_by_side([(name, lambda n=name: run.greet(n)) for name in args.only])
-        for name in args.pieces:
-            run.piece(name)
+        for names in run.groups():
+            run.work(names)
+            run.stop(names)
         run.table()
     except Exception:
         traceback.print_exc()
     finally:
         guard.cancel()
         run.end()
-    unfinished = [name for name in args.pieces if run.results["pieces"].get(name, {}).get("state") != "done"]
+    unfinished = [piece for piece, row in run.states().items() if row["state"] != "done"]
     sys.stdout.flush()
     os._exit(
         1 if unfinished or run.results["failed"] or run.results["not_started"] else 0

@@ -8,7 +8,7 @@ joined=$(echo $names | tr ' ' '-') && work=$stage/work/$joined && mkdir -p "$wor
 slot() {
     case $1 in
     texts) echo --pieces texts prefix tau info --only ar dflash chain off tree16 tree32 tree64 ar-triton triton16 \
-        triton16-page64 fa3-page64 eager16 sync16 window ar-exact tree32-exact ;;
+        triton16-page64 fa3-page64 eager16 sync16 window ar-exact tree32-exact window-exact ;;
     draws) echo --pieces draws --only ar-exact tree32-exact --draws 960 ;;
     pool) echo --pieces retraction abort soak --only tree32 small-pool retract16 ;;
     v0517) echo --pieces texts info grammar --only ar dflash chain tree16 tree32 triton16-page64 ar-triton \
@@ -17,8 +17,8 @@ slot() {
         || echo ar-flashinfer flashinfer16) ;;
     moe) echo --pieces texts experts --only moe-ar moe-16 moe-count moe-ar-triton moe-16-triton moe-ar-exact \
         moe-16-exact ;;
-    moe2) echo --pieces texts ranks --only tp2-ar tp2-16 tp2-ar-triton tp2-16-triton ep2-ar ep2-16 tp2-ar-exact \
-        tp2-16-exact ;;
+    moe2) echo --pieces texts ranks --together 2 --start-seconds 120 --only tp2-ar tp2-16 ep2-ar ep2-16 \
+        tp2-ar-triton tp2-16-triton tp2-ar-exact tp2-16-exact ;;
     speeds) echo --pieces speeds info --only ar dflash tree8 tree16 tree32 tree64 tree32-split chain ;;
     auto) echo --pieces auto --only tree8 tree16 tree32 tree64 ;;
     *) return 2 ;;

@@ -26,9 +26,12 @@ from safetensors.torch import save_file
 
 LIVE = (300, 4000, 17000, 42000)
 HIDDEN, VOCABULARY, LAYERS, HEADS = 512, 49152, 3, 8
-NOPE, ROPE, VALUE, LATENT, QUERY_LATENT = 64, 64, 128, 512, 192
+NOPE, VALUE, LATENT, QUERY_LATENT = 64, 128, 512, 192
 EXPERTS, PICKED, EXPERT_WIDTH, MLP_WIDTH = 48, 6, 128, 1024
 DRAFT_LAYERS, DRAFT_KV_HEADS, DRAFT_HEAD, BLOCK, TAPS = 2, 4, 64, 16, (0, 1)
+ROPE = {512: 64, 256: 32}
+"""Rotary size by size of MLA's latent: the two pairs that SGLang's Triton kernel for decoding knows."""
+
 CONSTANT = 16.0
 """What the residual stream holds in dimension 0."""
 
@@ -68,6 +71,7 @@ class Maker:
 
 def target_weights(make: Maker, latent: int) -> Weights:
     """All tensors of the target, named as in DeepSeek's checkpoints."""
+    rope = ROPE[latent]
     embedding = make.matrix(VOCABULARY, HIDDEN, EMBEDDING * HIDDEN**0.5)
     embedding[:, 0] = CONSTANT
     head = torch.zeros(VOCABULARY, HIDDEN)
@@ -84,14 +88,14 @@ def target_weights(make: Maker, latent: int) -> Weights:
         at = f"model.layers.{index}."
         key_value = make.matrix(HEADS * (NOPE + VALUE), latent).view(HEADS, NOPE + VALUE, latent)
         key_value[:, :NOPE] *= SHARP
-        latent_and_rope = make.matrix(latent + ROPE, HIDDEN)
+        latent_and_rope = make.matrix(latent + rope, HIDDEN)
         latent_and_rope[latent:] *= SHARP
         found |= {
             f"{at}input_layernorm.weight": norm(0),
             f"{at}post_attention_layernorm.weight": norm(FOR_ROUTERS),
             f"{at}self_attn.q_a_proj.weight": make.matrix(QUERY_LATENT, HIDDEN),
             f"{at}self_attn.q_a_layernorm.weight": torch.ones(QUERY_LATENT),
-            f"{at}self_attn.q_b_proj.weight": make.matrix(HEADS * (NOPE + ROPE), QUERY_LATENT, SHARP),
+            f"{at}self_attn.q_b_proj.weight": make.matrix(HEADS * (NOPE + rope), QUERY_LATENT, SHARP),
             f"{at}self_attn.kv_a_proj_with_mqa.weight": latent_and_rope,
             f"{at}self_attn.kv_a_layernorm.weight": torch.ones(latent),
             f"{at}self_attn.kv_b_proj.weight": key_value.reshape(-1, latent),
@@ -153,8 +157,8 @@ def target_config(latent: int) -> dict[str, Any]:
     return {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
         "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "hidden_act": "silu",
-        "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE,
-        "v_head_dim": VALUE, "kv_lora_rank": latent, "q_lora_rank": QUERY_LATENT, "attention_bias": False,
+        "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "qk_nope_head_dim": NOPE, "v_head_dim": VALUE,
+        "qk_rope_head_dim": ROPE[latent], "kv_lora_rank": latent, "q_lora_rank": QUERY_LATENT, "attention_bias": False,
         "intermediate_size": MLP_WIDTH, "moe_intermediate_size": EXPERT_WIDTH, "n_routed_experts": EXPERTS,
         "n_shared_experts": 1, "num_experts_per_tok": PICKED, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
         "routed_scaling_factor": 1.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1,
@@ -181,7 +185,7 @@ def make_pair(tokenizer: Path, out: Path, latent: int = LATENT) -> tuple[Path, P
 
     Args:
         tokenizer: folder with ``tokenizer.json`` and ``tokenizer_config.json`` of a vocabulary of `VOCABULARY`.
-        latent: size of MLA's latent; the kit's FlashAttention knows 512 only, Triton in float32 needs less.
+        latent: size of MLA's latent, of `ROPE`; the kit's FlashAttention knows 512 only, Triton in float32 needs less.
     """
     target, drafter = out / f"target-{latent}", out / "drafter"
     for folder, config, weights in (

@@ -98,6 +98,21 @@ def test_what_the_far_nodes_hold_decides(held_beyond_15, best):
     assert sum(budget == best for budget in budgets[-300:]) > 250  # the others look what a larger tree promises
 
 
+def test_rounds_that_a_busy_host_held_up_do_not_move_the_choice():
+    """One round in 30 takes ten times as long, whatever its budget; 15 is worth 8 % more than 7 and 31."""
+    policy, outlook, random = BudgetPolicy(DEPTHS), Outlook(), np.random.default_rng(2)
+    promised = np.array([1.0, 2.0, 2.7, 3.1, 3.3, 3.4])[:, None] / DEPTHS * np.ones(DEPTHS)
+    costs = {0: 1.0, 3: 1.0, 7: 1.1, 15: 1.25, 31: 1.5, 63: 1.9, 127: 2.5}
+    for budget, ms in costs.items():
+        policy.time(1, budget, ms)
+    budgets = []
+    for _ in range(3000):
+        budgets.append(policy.choose(1, [outlook]))
+        policy.learn([outlook], budgets[-1], Forecast(promised[None], np.round(promised.sum(1)[None]).astype(int)))
+        policy.time(1, budgets[-1], costs[budgets[-1]] * (10 if random.random() < 1 / 30 else 1))
+    assert sum(budget == 15 for budget in budgets[100:]) > 0.85 * 2900
+
+
 def test_forecast_sums_the_nodes_of_each_smaller_tree():
     log_probs = torch.tensor([[[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]]]).log()
     tokens = torch.arange(3).expand(1, 2, 3)

@@ -35,6 +35,10 @@ budget: every 12th at most, and so seldom that the tokens expected to be lost ar
 FORGET_COST = 0.9
 """Weight of what is known of a cost, against the newest round."""
 
+SPIKE = 1.25
+"""A round counts as at most so many times as long as rounds of its budget were: one that took far longer waited for a
+busy host, and believed in full it would keep a good budget unused for a hundred rounds."""
+
 FORGET_DEPTHS, FORGET_BANDS = 0.99, 0.998
 """Weight of what is known of the drafter's reliability, against the newest round: two budgets often differ by one token
 in twenty rounds, so telling which is better takes many."""
@@ -171,8 +175,9 @@ class BudgetPolicy:
     def time(self, bucket: int, budget: int, round_ms: float) -> None:
         """Take in how long a round took."""
         known = self.cost_ms.get((bucket, budget))
-        fresh = round_ms if known is None else FORGET_COST * known + (1 - FORGET_COST) * round_ms
-        self.cost_ms[bucket, budget] = fresh
+        if known is not None:
+            round_ms = FORGET_COST * known + (1 - FORGET_COST) * min(round_ms, SPIKE * known)
+        self.cost_ms[bucket, budget] = round_ms
 
 
 def _differences(totals: np.ndarray) -> np.ndarray:

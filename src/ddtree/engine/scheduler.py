@@ -31,12 +31,6 @@ MAX_ROUND_ROWS = 2048
 MAX_PREFILL_ROWS = 1024
 """Prompt rows of one prefill at most, all sequences together."""
 
-GATHER_ROUNDS, SHARED_ROUNDS = 6, 64
-"""A prefill holds up all that decodes for about the time of a round, whether it is of one prompt or of four. So where
-many decode, new prompts wait for each other: a round's wait costs every one of them a round, and pays where that is
-less than the chance, one in so many rounds for each sequence, that another place falls free and shares the prefill. At
-most so many rounds."""
-
 
 def fitting_budgets(bucket: int, largest: int) -> list[int]:
     """Budgets up to ``largest`` that `auto` can choose for a batch of this size."""
@@ -78,7 +72,6 @@ class Scheduler:
         self._costs, self._policy = costs, BudgetPolicy(drafter.config.block_size - 1 if drafter else 0)
         self._policy.cost_ms.update(costs.load())
         self._in_flight: list[Prefilling | Decoding] = []
-        self._gathered_rounds = 0
         self._last_landing = 0.0
         self._prefill_tokens = prefill_tokens
         self._waiting: deque[Sequence] = deque()
@@ -233,8 +226,6 @@ class Scheduler:
 
     def _prefill_groups(self) -> list[list[Sequence]]:
         """Sequences whose next chunks run at one size, end alike, draft alike and are constrained alike."""
-        if self._gathers():
-            return []
         by_kind: dict[tuple[int, bool, bool, bool], list[Sequence]] = {}
         for sequence in self._running:
             if not sequence.is_prefilled:
@@ -244,17 +235,6 @@ class Scheduler:
                 kind = (runner.prefill_rows(rows), rows == left, sequence.shape.budget > 0, is_constrained)
                 by_kind.setdefault(kind, []).append(sequence)
         return [part for (rows, *_), group in by_kind.items() for part in _parts(group, MAX_PREFILL_ROWS // rows)]
-
-    def _gathers(self) -> bool:
-        """Whether new prompts wait one more round for others to share their prefill."""
-        new = [s for s in self._running if not s.is_prefilled]
-        decoding = len(self._running) - len(new)
-        pays = 0 < len(new) * SHARED_ROUNDS < decoding**2 and self._gathered_rounds < GATHER_ROUNDS
-        rows = sum(min(len(s.prompt) - s.prefilled, self._prefill_tokens) for s in new)
-        has_begun = any(s.prefilled > s.stats.cached_tokens for s in new)
-        waits = pays and rows < MAX_PREFILL_ROWS and not has_begun and self._runner.overlaps
-        self._gathered_rounds = self._gathered_rounds + 1 if waits else 0
-        return waits
 
     def _round_groups(self, decoding: list[Sequence]) -> list[tuple[DraftShape, list[Sequence]]]:
         """Sequences that draft alike and are constrained alike, in parts that a round can verify."""

@@ -37,7 +37,7 @@ class AnswerResponse(Response):
         self._service, self._plan, self._dress = service, plan, dress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._service.order(self._plan.works) as answer:
+        with self._service.order(self._plan.works, self._plan.stream) as answer:
             work = self._stream(answer, send) if self._plan.stream else self._whole(answer, send)
             sending = asyncio.create_task(work)
             leaving = asyncio.create_task(_until_gone(receive))

@@ -187,18 +187,18 @@ class EngineThread:
     def _write(self, job: Job, seat: Seat) -> None:
         sequence = seat.sequence
         done = sequence.completion() if sequence.finish_reason else None
-        new = slice(seat.tokens, None)
-        delta = Delta(sequence.text[seat.text :], sequence.output[new], sequence.logprobs[new], done)
         fault = job.constraint.fault if job.constraint else None
         if fault is not None:
             told = f"the answer could not be kept in the form that response_format or tools ask for ({fault})"
             self._news.append(partial(job.fail, ApiError(400, told, code="format_failed")))
-        else:
+        elif job.streams or done:
+            new = slice(seat.tokens, None)
+            delta = Delta(sequence.text[seat.text :], sequence.output[new], sequence.logprobs[new], done)
             self._news.append(partial(job.write, delta))
+            seat.text = len(sequence.text)
         if done:
             del self._seats[job]
-        seat.text, seat.tokens = len(sequence.text), len(sequence.output)
-        seat.rounds = sequence.stats.rounds
+        seat.tokens, seat.rounds = len(sequence.output), sequence.stats.rounds
 
     def _start_recording(self) -> Sequence | None:
         """Let one sequence keep its next tree, where somebody watches."""

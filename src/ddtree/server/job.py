@@ -29,6 +29,7 @@ class Job:
     Attributes:
         prompt: token ids.
         wake: set whenever there is news; jobs of one request share it.
+        streams: pieces of the answer are news; otherwise only its end is.
         has_begun: it left the queue.
         ordered: host time of the order, in seconds.
     """
@@ -38,6 +39,7 @@ class Job:
     speculation: Speculation | None
     constraint: GrammarState | None
     wake: asyncio.Event
+    streams: bool = True
     has_begun: bool = False
     ordered: float = field(default_factory=time.perf_counter)
     _text: str = ""

@@ -20,7 +20,7 @@ class Beat:
     Attributes:
         tau: committed tokens per round over the last rounds; None before the first.
         tok_s: tokens a second over the last seconds.
-        in_step_s: how long the step that runs now has taken; 0 between steps.
+        in_step_s: see `Pulse.in_step_s`.
         tree: the last recorded round.
     """
 
@@ -38,6 +38,7 @@ class Pulse:
         self._lock = threading.Lock()
         self._accepted: deque[int] = deque(maxlen=ROLLING_ROUNDS)
         self._written: deque[tuple[float, int]] = deque()
+        self._written_tokens = 0  # their sum: on a GPU there are thousands of them
         self._step_began: float | None = None
         self._watched_until = 0.0
         self._occupancy: Occupancy | None = None
@@ -55,6 +56,7 @@ class Pulse:
             self._accepted.extend(accepted_lengths)
             if tokens:
                 self._written.append((now, tokens))
+                self._written_tokens += tokens
             self._forget(now)
 
     def saw(self, tree: TracedTree) -> None:
@@ -70,16 +72,21 @@ class Pulse:
         """Somebody looks."""
         self._watched_until = time.monotonic() + WATCH_S
 
+    @property
+    def in_step_s(self) -> float:
+        """How long the step that runs now has taken; 0 between steps."""
+        began = self._step_began
+        return time.monotonic() - began if began is not None else 0.0
+
     def look(self) -> Beat:
         """How things stand."""
         now = time.monotonic()
         with self._lock:
             self._forget(now)
             tau = sum(self._accepted) / len(self._accepted) if self._accepted else None
-            tok_s = sum(tokens for _, tokens in self._written) / ROLLING_S
-            began = self._step_began
-            return Beat(tau, tok_s, now - began if began else 0.0, self._occupancy, self._tree)
+            return Beat(tau, self._written_tokens / ROLLING_S, self.in_step_s, self._occupancy, self._tree)
 
     def _forget(self, now: float) -> None:
         while self._written and self._written[0][0] < now - ROLLING_S:
-            self._written.popleft()
+            _, tokens = self._written.popleft()
+            self._written_tokens -= tokens

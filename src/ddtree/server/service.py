@@ -61,7 +61,7 @@ class Service:
         """Whether an answer can be expected now."""
         if self._is_draining:
             return DRAINING
-        stuck_s = self.pulse.look().in_step_s
+        stuck_s = self.pulse.in_step_s
         if self.thread.readiness.is_ready and stuck_s > self.settings.stall_s:
             return Readiness(False, f"stalled: a round has been running for {stuck_s:.0f} s", 0.0)
         return self.thread.readiness
@@ -82,8 +82,11 @@ class Service:
             raise ApiError(503, f"the server is not ready: {readiness.stage}", code="not_ready", retry_after_s=5)
         return self.thread.engine
 
-    def order(self, works: list[Work]) -> "Answer":
+    def order(self, works: list[Work], streams: bool) -> "Answer":
         """Have sequences generated.
+
+        Args:
+            streams: pieces are wanted as they come; otherwise nobody is woken before an answer is whole.
 
         Raises:
             ApiError: 503 where no request is taken now, 429 where too many wait.
@@ -98,8 +101,9 @@ class Service:
             )
         wake = asyncio.Event()
         jobs = [
-            Job(work.prompt, work.params, work.speculation, work.grammar.start() if work.grammar else None, wake)
+            Job(work.prompt, work.params, work.speculation, constraint, wake, streams)
             for work in works
+            for constraint in (work.grammar.start() if work.grammar else None,)
         ]
         self._jobs.update(jobs)
         for job in jobs:
