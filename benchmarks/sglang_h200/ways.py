@@ -79,7 +79,8 @@ def moe(latent: int, ranks: str = "", environment: dict[str, str] | None = None)
     return found
 
 
-TP2 = "--tp-size 2 --disable-custom-all-reduce"
+# Left on, FlashInfer's fused all-reduce has every rank wait for a compiler, which lacks a header in the kit.
+TP2 = "--tp-size 2 --disable-custom-all-reduce --enforce-disable-flashinfer-allreduce-fusion"
 AR = Way("--attention-backend fa3", "", timed=True, texts="alone")
 GRAMMAR = "--grammar-backend xgrammar"
 
