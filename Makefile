@@ -1,5 +1,5 @@
 # make demo    set up .venv, then show a real model speaking through a draft tree
-# make test    set up .venv, then lint, types and tests; stops at the first failing step
+# make test    set up .venv, then lint, types and tests, two at a time; stops at the first failing step
 #
 # PYTHON=/path/to/python3.12 picks the interpreter; DEMO_FLAGS and PYTEST_FLAGS go to the commands.
 
@@ -28,8 +28,9 @@ lint: venv-dev
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
+# Tests wait for servers more than they compute: two processes of one thread each take half the time of one.
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_FLAGS)
 
 # Keeps .venv (gigabytes to fetch again) and the user's cache folder.
 clean:
