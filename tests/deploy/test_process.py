@@ -241,6 +241,26 @@ def test_an_apply_that_was_killed_holds_no_lock_and_is_told(make: Make, tmp_path
         assert site.host.read(f"{site.supervisor.secrets_folder}/api_keys") == b"old-secret-key\n"
 
 
+def test_a_look_while_the_service_is_stopped_and_started_finds_it_or_not(make: Make, state_home: Path) -> None:
+    deployment = make()
+    apply(deployment)
+    record, away, ended = state_home / "stand-in/identity.json", state_home / "stand-in/away", threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            record.rename(away)
+            away.rename(record)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        seen = {status(deployment).state.status for _ in range(30)}
+    finally:
+        ended.set()
+        thread.join()
+    assert seen <= {"running", "stopped"}
+
+
 def test_rollback_goes_to_the_one_before(make: Make) -> None:
     first, second = make(budget=4), make(budget=5)
     with pytest.raises(UserError, match="no earlier good release"):

@@ -73,16 +73,18 @@ mv identity.new identity.json
 cat identity.json
 """
 )
-# Prints absent, stopped, ended or running, then the recorded identity, then the processes of its session.
+# Prints absent, stopped, ended or running, then the recorded identity, then the processes of its session. The record is
+# read once, as a stop may take it away meanwhile.
 _LOOK = (
     _PROCESSES
     + r"""
 cd -- "$1" 2>/dev/null && [ -f launch.sh ] || { echo absent; exit 0; }
-[ -s identity.json ] || { echo stopped; exit 0; }
-pid=$(sed -n 's/.*"pid": \([0-9]*\).*/\1/p' identity.json)
-started=$(sed -n 's/.*"started": "\([^"]*\)".*/\1/p' identity.json)
+identity=$(cat identity.json 2>/dev/null)
+[ -n "$identity" ] || { echo stopped; exit 0; }
+pid=$(printf '%s' "$identity" | sed -n 's/.*"pid": \([0-9]*\).*/\1/p')
+started=$(printf '%s' "$identity" | sed -n 's/.*"started": "\([^"]*\)".*/\1/p')
 if [ -n "$started" ] && [ "$(began "$pid")" = "$started" ]; then echo running; else echo ended; fi
-printf '%s\n' "$(cat identity.json)"
+printf '%s\n' "$identity"
 members "$pid"
 """
 )
