@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "demo": {"errors", "user_cache"},
     "sglang": {"tree", "kernels", "errors", "user_cache"},
     "errors": {"plain_text"},
+    "disk": set(),
     "plain_text": set(),
     "openmp": set(),
     "user_cache": {"errors"},

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from ddtree.disk import sync_folder
 from ddtree.errors import UserError
 
 
@@ -23,7 +24,7 @@ def write_whole(path: Path, content: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -32,7 +33,7 @@ def append_line(path: Path, line: str) -> None:
     with path.open("ab") as file:
         _append(file, line)
     if is_new:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def drop_torn_line(path: Path) -> None:
@@ -95,11 +96,3 @@ def _append(file: BinaryIO, line: str) -> None:
     file.write(line.encode("utf-8") + b"\n")
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -42,13 +42,6 @@ class BenchProgress(MovingLine):
             on_unit_done=self._unit_done,
         )
 
-    def say_stage(self, stage: str) -> None:
-        """What is being done before there are units, once for each that is new."""
-        self.move(description=stage)
-        if not self.bar and stage != self.stage:
-            self.print(f"{stage} ...")
-        self.stage = stage
-
     def _plan(self, units: Sequence[Unit], done: int) -> None:
         self._count, self._done = len(units), done
         self.move(total=len(units), completed=done)

@@ -54,6 +54,13 @@ class MovingLine:
         if self.bar and self._task is not None:
             self.bar.update(self._task, **changes)
 
+    def say_stage(self, stage: str) -> None:
+        """What is being done, where nothing tells how far it is; a plain line for each that is new."""
+        self.move(description=stage)
+        if not self.bar and stage != self.stage:
+            self.print(f"{stage} ...")
+        self.stage = stage
+
     def is_due(self, stage: str) -> bool:
         """Whether a plain line should be printed: the stage is new, or the last line is some time ago."""
         return stage != self.stage or time.monotonic() - self._printed_at > _PLAIN_INTERVAL_S

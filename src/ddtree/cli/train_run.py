@@ -231,7 +231,7 @@ def run(
     )
     is_first = os.environ.get("RANK", "0") == "0"
     with TrainProgress() as progress:
-        values["target"] = model or target_folder(progress.stage)
+        values["target"] = model or target_folder(lambda stage, fraction: progress.say_stage(stage))
         outcome = train(checked_settings(values), options, progress.watcher())
     if not is_first:
         return

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddtree.disk import sync_folder
 from ddtree.errors import UserError
 
 _UNFINISHED = ".unfinished"
@@ -96,14 +97,6 @@ def sync_tree(folder: Path) -> None:
         elif path.is_dir():
             sync_folder(path)
     sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _exchange(new: Path, old: Path) -> None:

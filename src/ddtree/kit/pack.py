@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ddtree.disk import sync_folder
 from ddtree.errors import UserError
-from ddtree.kit.durable import sync_folder
 from ddtree.kit.names import checked
 
 ENDINGS = (".tar.zst", ".zip")

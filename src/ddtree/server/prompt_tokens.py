@@ -42,10 +42,11 @@ async def chat_tokens(
         tools: that the template tells the model of.
         context: as in `text_tokens`.
     """
-    tokenizer = service.open_engine().tokenizer
+    engine = service.open_engine()
+    tokenizer = engine.tokenizer
     check_turns(messages)
     if uses_tools(messages):
-        check_template_for_tools(service.open_engine(), "messages")
+        check_template_for_tools(engine, "messages")
     told: list[Mapping[str, Any]] = [message.for_template() for message in messages]
     extra = dict(template_kwargs or {})
     for name in sorted(extra.keys() - (tokenizer.template_variables - {"tools"})) if extra else ():
@@ -56,7 +57,7 @@ async def chat_tokens(
             code="unknown_field",
         )
     if tools:
-        check_template_for_tools(service.open_engine(), "tools")
+        check_template_for_tools(engine, "tools")
         extra["tools"] = [tool.for_template() for tool in tools]
     text = await _aside(None, lambda: tokenizer.chat_text(told, extra), "messages")
     return await _tokens(service, text, context, "messages", is_chat=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ddtree.disk import sync_folder
 from ddtree.errors import UserError
 
 _UNFINISHED = ".unfinished"
@@ -28,7 +29,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         _remove(draft)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -44,11 +45,3 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
