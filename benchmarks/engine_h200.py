@@ -6,6 +6,7 @@
     python benchmarks/engine_h200.py host ...      synchronisation and idle gaps
     python benchmarks/engine_h200.py fault ...     a kernel that faults above width 9
     python benchmarks/engine_h200.py load ...      total throughput by concurrency
+    python benchmarks/engine_h200.py logits ...    a captured round's logits against an eager one's, bit for bit
     python benchmarks/engine_h200.py kernels ...   where the time of a round goes, kernel by kernel
     python benchmarks/engine_h200.py window ...    a draft window at 7.5k tokens of context
     python benchmarks/engine_h200.py shape      a step and rounds of Qwen3-8B and -4B shapes, random weights
@@ -23,18 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_load import load
+from engine_logits import logits
+from prompt_files import read_prompts
 
 from ddtree import Engine, SamplingParams, Speculation
+from ddtree.engine.prefill import PrefillKind
+from ddtree.engine.state import SamplingFlags
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def read_prompts(folder: Path, names: tuple[str, ...], count: int) -> list[list[dict[str, str]]]:
-    rows = []
-    for name in names:
-        lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-        rows += [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines]
-    return rows
 
 
 def pair(args: argparse.Namespace) -> dict[str, Any]:
@@ -271,7 +269,26 @@ def kernels(args: argparse.Namespace) -> dict[str, Any]:
         print({k: v for k, v in rows[-1].items() if k != "kernels"}, flush=True)
         for kernel in rows[-1]["kernels"]:
             print(f"  {kernel['us_a_round']:8.1f} us {kernel['launches']:6.1f} x {kernel['name']}", flush=True)
-    return {"rows": rows}
+    return {"rows": rows, "prefills": prefills(engine)}
+
+
+def prefills(engine: Engine) -> list[dict[str, float]]:
+    """Time of a prefill by prompts and rows, launched one after the other."""
+    runner, spare, rows = engine._runner, engine.state.spare_slot, []
+    kind = PrefillKind(is_last=True, drafts=True, flags=SamplingFlags())
+    for batch in (1, 2, 4):
+        for length in (32, 64, 128, 256):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            chunks = [[1] * length] * batch
+            runner.prefill([spare] * batch, chunks, kind, 0)  # captures
+            begin.record()
+            for _ in range(10):
+                runner.prefill([spare] * batch, chunks, kind, 0)
+            end.record()
+            end.synchronize()
+            rows.append({"prompts": batch, "rows": length, "ms": round(begin.elapsed_time(end) / 10, 4)})
+            print(rows[-1], flush=True)
+    return rows
 
 
 def fault(args: argparse.Namespace) -> dict[str, Any]:
@@ -297,52 +314,6 @@ def fault(args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def load(args: argparse.Namespace) -> dict[str, Any]:
-    """Total tokens a second with so many requests in flight, every way in turn at each concurrency."""
-    engine = Engine.load(args.model, args.draft, dtype=args.dtype, max_model_len=1024, max_batch=64, graphs="on")
-    prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.count)
-    params = SamplingParams(max_new_tokens=256)
-    ways = {"ar": Speculation("ar"), "chain": Speculation("chain"), "auto": Speculation("tree")}
-    ways |= {f"tree {b}": Speculation("tree", b) for b in args.budgets if b < 100}
-    rows = []
-    for concurrency in args.concurrency:
-        requests = (prompts * 8)[: max(4 * concurrency, 16)]
-        seen: dict[str, list[float]] = {name: [] for name in ways}
-        taus: dict[str, float] = {}
-        taken: Counter[int] = Counter()
-        for repeat in range(args.repeats + 1):  # the first is to warm up
-            for name in list(ways) if repeat % 2 else list(ways)[::-1]:
-                began, done, pending = time.perf_counter(), [], list(requests)
-                running: list[Any] = []
-                while pending or running:
-                    while pending and len(running) < concurrency:
-                        running.append(engine.submit(pending.pop(), params, speculation=ways[name]))
-                    engine.step()
-                    done += [r for r in running if r.finish_reason]
-                    running = [r for r in running if not r.finish_reason]
-                elapsed = time.perf_counter() - began
-                if repeat:
-                    seen[name].append(sum(len(r.output) for r in done) / elapsed)
-                    taken.update(b for r in done if name == "auto" for b in r.stats.round_budgets)
-                rounds = sum(r.stats.rounds for r in done)
-                taus[name] = sum(sum(r.stats.accepted_lengths) for r in done) / rounds
-        rows.append({
-            "concurrency": concurrency, "requests": len(requests), "n": args.repeats,
-            "tok_s": {name: round(statistics.median(values)) for name, values in seen.items()},
-            "tau": {name: round(value, 2) for name, value in taus.items()},
-            "auto_budgets": {str(b): round(n / taken.total(), 3) for b, n in sorted(taken.items())},
-        })  # fmt: skip
-        best = max(v for k, v in rows[-1]["tok_s"].items() if k != "auto")
-        rows[-1]["auto_against_best"] = round(rows[-1]["tok_s"]["auto"] / best, 3)
-        print(rows[-1], flush=True)
-    costs = {
-        f"{batch} x {budget}": round(ms, 4)
-        for (batch, budget), ms in sorted(engine._scheduler.round_costs_ms().items())
-    }
-    print(costs, flush=True)
-    return {"facts": engine.facts(), "auto_costs_ms": costs, "rows": rows}
-
-
 def shape(args: argparse.Namespace) -> dict[str, Any]:
     """Time of a step and of a round for a published shape at 2k context; acceptance is SIMULATED."""
     from shapes import dummy_engine, params
@@ -356,7 +327,11 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
         draft = sum(t.nbytes for layer in engine.drafter.layers for t in vars(layer).values() if t is not None)
         draft += engine.target.head.nbytes + engine.drafter.fuse.nbytes
         prompt = [(7 * i) % 1000 + 5 for i in range(2048)]
-        for speculation in (Speculation("ar"), Speculation("chain"), *(Speculation("tree", b) for b in (16, 64, 128))):
+        for speculation in (
+            Speculation("ar"),
+            Speculation("chain"),
+            *(Speculation("tree", b) for b in (15, 16, 63, 64, 127, 128)),
+        ):
             engine.generate([prompt], params(64), speculation=speculation)
             stats = engine.generate([prompt], params(400), speculation=speculation)[0].stats
             ms = statistics.median(stats.round_ms[5:])
@@ -373,11 +348,12 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
+PIECES = {piece.__name__: piece for piece in (pair, gate, exact, host, fault, load, logits, kernels, window, shape)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "piece", choices=("pair", "gate", "exact", "host", "fault", "load", "kernels", "window", "shape")
-    )
+    parser.add_argument("piece", choices=PIECES)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)
@@ -386,6 +362,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 15, 16, 31, 32, 63, 64, 127, 128])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests-per-place", type=int, default=8, help="of load")
     parser.add_argument("--shapes", nargs="+", default=["Qwen3-8B", "Qwen3-4B"])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
@@ -396,7 +373,7 @@ def main() -> None:
         "options": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
         "commit": commit.stdout.strip() if commit.returncode == 0 else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        **globals()[args.piece](args),
+        **PIECES[args.piece](args),
     }
     for path in ("model", "draft"):
         result.get("facts", {}).pop(path, None)  # folders of the machine it ran on

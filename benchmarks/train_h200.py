@@ -121,6 +121,7 @@ def evaluate(args: argparse.Namespace) -> None:
     told = ddtree(args, [
         "train", "evaluate", "--model", str(args.target), "--draft", str(args.draft), *sets, *count,
         "--budgets", args.budgets, "--max-new-tokens", str(args.max_new_tokens), "--json",
+        *(["--keep"] if args.keep else []),
     ], capture=True)  # fmt: skip
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = place.with_suffix(".unfinished")
@@ -204,6 +205,7 @@ def main() -> None:
     parser.add_argument("--budgets", default=BUDGETS)
     parser.add_argument("--count", type=int)
     parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--keep", action="store_true", help="evaluate: what was measured goes beside the drafter")
     arguments, _, flags = _split(sys.argv[1:])
     args = parser.parse_args(arguments)
     args.flags = flags

@@ -171,3 +171,31 @@ def test_sweeps_are_not_mixed(folder):
     write_sweep(folder, '[[sweep]]\nname = "one"\npoints = [{ "speculation.budget" = 9 }]\n')
     other = ddtree("sweep", file, "--out", out, "--resume", check=False)
     assert other.returncode == 2 and "another sweep file" in other.stderr
+
+
+def test_prompts_that_changed_are_refused(folder):
+    """Two workloads of one name are told apart, and so is the text that contexts are filled with."""
+    (folder / "pad.txt").write_text("Some text to read before the question. " * 20)
+    (folder / "more").mkdir()
+    (folder / "more" / "w.jsonl").write_text(json.dumps({"id": "q", "turns": ["word"]}) + "\n")
+    file = write_sweep(
+        folder,
+        """
+        [[sweep]]
+        name = "one"
+        points = [{ "speculation.budget" = 8 }]
+        [[sweep]]
+        name = "two"
+        points = [{ "speculation.budget" = 9 }]
+        bench = { workloads = ["more/w.jsonl"], contexts = [64], pad_text = "pad.txt" }
+        """,
+    )
+    out = folder / "out"
+    ddtree("sweep", file, "--out", out)
+    for name in ("w.jsonl", "more/w.jsonl", "pad.txt"):
+        before = (folder / name).read_text()
+        (folder / name).write_text(before.replace("word", "other word").replace("Some", "Other"))
+        changed = ddtree("sweep", file, "--out", out, "--resume", check=False)
+        assert changed.returncode == 2 and "another workload or pad text" in changed.stderr, name
+        (folder / name).write_text(before)
+    assert ddtree("sweep", file, "--out", out, "--resume").returncode == 0

@@ -27,6 +27,7 @@ from ddtree.demo.download import PinnedFile
 from ddtree.demo.target import target_folder
 from ddtree.errors import UserError
 from ddtree.user_cache import cache_folder
+from ddtree.verify.expectation import DEFAULT_TAU_FLOOR
 
 PINNED = ("WHEEL", "GGUF_SHA256", "_GGUF_BYTES", "WEIGHTS_SHA256", "_WEIGHTS_BYTES")
 
@@ -288,6 +289,7 @@ def test_expected_tau_is_that_of_the_shipped_drafter() -> None:
     expected = json.loads((drafter_folder() / "expected_tau.json").read_text())
     weights = (drafter_folder() / "model.safetensors").read_bytes()
     assert expected["drafter_sha256"] == hashlib.sha256(weights).hexdigest()
-    for by_budget in expected["tau"].values():
-        trees = [by_budget[budget] for budget in ("8", "16", "32", "64", "128")]
-        assert trees == sorted(trees) and by_budget["chain"] > 2
+    for row in expected["tau"].values():
+        assert min(row.values()) > DEFAULT_TAU_FLOOR, "verify would take it for a drafter of random weights"
+        budgets = sorted(int(plan) for plan in row if plan != "chain")
+        assert row[str(budgets[-1])] > row[str(budgets[0])], "larger trees hold more"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddtree import Engine, SamplingParams, Speculation
-from ddtree.engine.budget_policy import CANDIDATES, CUTS, LAST_PROBE, BudgetPolicy, Outlook
+from ddtree.engine.budget_policy import CANDIDATES, CUTS, HOLD, LAST_PROBE, BudgetPolicy, Outlook
 from ddtree.engine.runner import EagerRunner
 from ddtree.kernels.forecast import Forecast, forecast, read_forecast
 from ddtree.kernels.tree_build import build_tree
@@ -113,13 +113,36 @@ def test_rounds_that_a_busy_host_held_up_do_not_move_the_choice():
     assert sum(budget == 15 for budget in budgets[100:]) > 0.85 * 2900
 
 
+def test_a_choice_holds_for_some_rounds_and_a_look_for_one():
+    """What `learn` hears of is every choice and every look, and nothing between."""
+    policy, outlook = BudgetPolicy(DEPTHS), Outlook()
+    costs = {0: 1.0, 3: 1.0, 7: 1.0, 15: 1.0, 31: 8.0, 63: 9.0, 127: 10.0}  # 15 it is
+    for budget, ms in costs.items():
+        policy.time(1, budget, ms)
+    rounds = []
+    for _ in range(4000):
+        budget, is_news = policy.next_round(1, [outlook])
+        rounds.append((budget, is_news))
+        if is_news:
+            policy.learn([outlook], budget, promise(easy=True))
+    settled = rounds[400:]
+    told = [place for place, (_, is_news) in enumerate(settled) if is_news]
+    gaps = {b - a for a, b in pairwise(told)}
+    assert gaps == {1, HOLD}
+    assert all(settled[a][0] == 31 for a, b in pairwise(told) if b - a == 1)  # looks
+    assert all(settled[place][0] == settled[place - 1][0] for place in range(told[0] + 1, 3600) if place not in told)
+    assert {budget for budget, _ in settled} == {15, 31}
+
+
 def test_forecast_sums_the_nodes_of_each_smaller_tree():
     log_probs = torch.tensor([[[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]]]).log()
     tokens = torch.arange(3).expand(1, 2, 3)
     tree = build_tree(log_probs, tokens, torch.tensor([0]), 4, torch.tensor([2]))
     # best first: 0.7 (depth 1), 0.42 (depth 2), 0.21 (depth 2), 0.2 (depth 1); the target takes the first and the third
     path = walk_tree(tree, torch.tensor([[0, 1, 9, 9, 9]]), 2)
-    told = read_forecast(forecast(tree, path, (1, 2, 3, 4, 9), 2).numpy(), 2)
+    told = forecast(tree, path, torch.tensor([[7, 8]]), (1, 2, 3, 4, 9), 2)
+    assert told[0, :2].tolist() == [7, 8]
+    told = read_forecast(told[:, 2:].numpy(), 2)
     masses = [[0.7, 0.0], [0.7, 0.42], [0.7, 0.63], [0.9, 0.63], [0.9, 0.63]]
     assert told.masses[0] == pytest.approx(np.array(masses), abs=1e-5)
     assert told.held.tolist() == [[1, 1, 2, 2, 2]]
@@ -202,6 +225,8 @@ def test_costs_are_measured_once_for_a_machine_and_its_models(tmp_path, monkeypa
     measured = []
     measure = EagerRunner.measure
     monkeypatch.setattr(EagerRunner, "measure", lambda *a: measured.append(a[2].budget) or measure(*a))
+    prepared = []
+    monkeypatch.setattr(EagerRunner, "prepare", lambda *a: prepared.append((a[1], a[2].budget)))
     stages = []
     for _ in range(2):
         engine = Engine.load(
@@ -210,6 +235,7 @@ def test_costs_are_measured_once_for_a_machine_and_its_models(tmp_path, monkeypa
         done = engine.generate([[5, 6]], SamplingParams(max_new_tokens=8))[0]
         assert done.stats.notes == []
     assert measured == list(CANDIDATES)
+    assert prepared == 2 * [(1, budget) for budget in CANDIDATES]  # graphs last no longer than a process
     assert "timing rounds of every budget" in stages
 
     done = engine.generate([[5, 6], [7]], SamplingParams(max_new_tokens=8))

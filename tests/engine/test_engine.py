@@ -37,7 +37,7 @@ def test_more_prompts_than_slots_and_of_all_lengths(engine):
     params = SamplingParams(max_new_tokens=12)
     alone = [ids(engine, [p], params, Speculation("ar"))[0] for p in prompts]
     assert ids(engine, prompts, params, TREE) == alone
-    assert engine._scheduler.is_idle
+    assert engine._seating.is_idle
     assert engine._pool.free_pages == engine._pool.n_pages - 1
 
 
@@ -111,7 +111,7 @@ def test_a_stream_that_is_left_frees_its_place(engine):
     stream = engine.stream([5, 6], SamplingParams(max_new_tokens=30))
     next(stream)
     stream.close()
-    assert engine._scheduler.is_idle
+    assert engine._seating.is_idle
     assert engine._pool.free_pages == engine._pool.n_pages - 1
 
 
@@ -143,7 +143,7 @@ def test_recorded_trees_tell_the_answer(engine):
 def test_bad_requests_are_refused(engine, call, cause):
     with pytest.raises(UserError, match=cause):
         call(engine)
-    assert engine._scheduler.is_idle
+    assert engine._seating.is_idle
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_running_sequences_share_their_prompts(cold: Engine, warm: Engine) -> No
     second = warm.submit(LONG[:70], greedy(9), speculation=MODES[2])
     warm.step()
     assert second.stats.cached_tokens == 64 and first.finish_reason is None
-    room = warm._scheduler._pages_of(second) * PAGE
+    room = warm._seating._pages_of(second) * PAGE
     assert warm.occupancy().cache_tokens_used == used + room - 64, "what is shared is not promised twice"
     while first.finish_reason is None or second.finish_reason is None:
         warm.step()

@@ -317,14 +317,17 @@ def test_embed_rows(cuda_kernels: None, dtype: torch.dtype, hidden: int) -> None
     assert torch.equal(filled[:, :2], table[tokens]) and torch.equal(filled[1, 4], table[7])
 
 
-@pytest.mark.parametrize("budget", [3, 40])
+@pytest.mark.parametrize("budget", [3, 8, 40, 200])
 def test_forecast(cuda_kernels: None, budget: int) -> None:
     log_probs = torch.randn(3, 7, 9, device=DEVICE).log_softmax(-1).sort(-1, descending=True).values
     tokens = torch.arange(9, device=DEVICE).expand(3, 7, 9)
     deepest = torch.tensor([7, 2, 0], device=DEVICE)
     tree = build_tree(log_probs, tokens, torch.zeros(3, dtype=torch.int64, device=DEVICE), budget, deepest)
     path = walk_tree(tree, torch.randint(0, 2, (3, budget + 1), device=DEVICE), 7)
-    got, want = (kernel(tree, path, (4, 8, 16, 32), 7).view(3, 4, 8) for kernel in (FAST.forecast, forecast))
+    packed = torch.randint(0, 99, (3, 8), device=DEVICE)
+    told = [kernel(tree, path, packed, (4, 8, 16, 32), 7) for kernel in (FAST.forecast, forecast)]
+    assert all(torch.equal(one[:, :8], packed) for one in told)
+    got, want = (one[:, 8:].view(3, 4, 8) for one in told)
     assert (got[..., :7] - want[..., :7]).abs().max() <= 4  # units of 2**-24: the order of the sum
     assert torch.equal(got[..., 7], want[..., 7]) and want[0, :, 7].any()
     assert want[2].sum() == 0

@@ -213,7 +213,7 @@ def test_two_thousand_requests_leave_nothing_behind(byte_folders, expected):
         engine = server.service.thread.engine
         kept = [*engine._pool._free, *engine._prefixes._by_page]
         assert sorted(kept) == list(range(1, engine._pool.n_pages)), "no page is lost, none is owned twice"
-        assert sorted(engine._scheduler._free_slots) == list(range(16))
+        assert sorted(engine._seating._free_slots) == list(range(16))
         after = settled(server, like=before)
         assert all(after[name] <= before.get(name, 0) for name in after), (before, after)
         assert server.metric("ddtree_failed_steps_total") == 0

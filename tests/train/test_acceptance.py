@@ -88,7 +88,7 @@ def test_the_shipped_drafter_has_its_expected_tau() -> None:
     expected = read_expected_tau(drafter_folder())
     assert expected is not None
     assert {"gsm8k_test100", "humaneval", "mt_bench"} <= expected.tau.keys()
-    assert all(set(row) == {"chain", "8", "16", "32", "64", "128"} for row in expected.tau.values())
+    assert all({"chain", "8", "16", "32", "64", "128"} <= set(row) for row in expected.tau.values())
 
 
 def test_prompts_that_cannot_be_used_are_named(pair: Pair, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ddtree.demo import drafter_folder
 from ddtree.errors import UserError
 from ddtree.train.acceptance import EvaluationRequest, evaluate_drafter, keep_expected_tau
 from ddtree.train.card import rewrite_card, write_card
@@ -139,3 +141,14 @@ def test_damaged_facts_are_named(pair: Pair) -> None:
     (pair.drafter / "training.json").write_text('{"name": 3}')
     with pytest.raises(UserError, match=r"training.json is damaged \(name"):
         rewrite_card(pair.drafter)
+
+
+def test_the_shipped_card_is_of_the_shipped_weights(tmp_path: Path) -> None:
+    folder = shutil.copytree(drafter_folder(), tmp_path / "drafter")
+    card = (folder / "README.md").read_text()
+    sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert f"`{sha256}`" in card
+    n_parameters = sum(tensor.numel() for tensor in load_weights(folder).values())
+    assert f"{n_parameters:,} in bfloat16" in card
+    if rewrite_card(folder):  # its facts are shipped too
+        assert (folder / "README.md").read_text() == card

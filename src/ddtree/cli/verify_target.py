@@ -175,7 +175,9 @@ def _from_flags(declared: Declared) -> Expectation:
         tok_s_floor=declared.tok_s_floor,
         graphs=None if declared.graphs is None else declared.graphs is OnOff.on,
     )
-    return expectation if declared.tau_floor is None else replace(expectation, tau_floor=declared.tau_floor)
+    if declared.tau_floor is None:
+        return expectation
+    return replace(expectation, tau_floor=declared.tau_floor, is_tau_floor_declared=True)
 
 
 def _window(text: str) -> int | None:

@@ -3,7 +3,8 @@
 Each round tells, from the drafter's own scores, how many tokens it was expected to commit at every smaller budget, and
 how many of them the target took; that corrects the scores, by depth and by rank in the tree. The next round takes the
 budget with the most expected tokens per millisecond, over all sequences of the batch; plain decoding is one of the
-choices. The choice lags a round behind, so that nothing waits for it.
+choices. The choice lags a round behind, so that nothing waits for it, and holds for some rounds, since choosing and
+learning take the host a fifth of a millisecond.
 """
 
 from collections.abc import Sequence as Seq
@@ -21,16 +22,19 @@ makes a power of two of rows, which fills the tiles that matrix products are cut
 CUTS = CANDIDATES[1:]
 """Budgets that a round's forecast covers."""
 
-SWITCH_GAIN = 1.03
+HOLD = 4
+"""Rounds for which a choice holds, but for one that only takes a look; only the first of them is learned from."""
+
+SWITCH_GAIN = 1.01
 """Another budget must promise this much more before it is taken."""
 
 FIRST_PROBE, LAST_PROBE = 4, 64
-"""In spells of plain decoding a draft looks now and then whether drafting would pay again: after 4 rounds, then after
-twice as many each time, at most after 64, which costs about a percent."""
+"""In spells of plain decoding a draft looks now and then whether drafting would pay again: after 4 choices, then after
+twice as many each time, at most after 64, which costs about half a percent."""
 
-LOOK_UP, LOOK_UP_COST = 12, 0.01
+LOOK_UP, LOOK_UP_COST = 12, 0.005
 """What a larger tree would promise nobody sees from a smaller one, so now and then a round takes the next larger
-budget: every 12th at most, and so seldom that the tokens expected to be lost are no more than a hundredth."""
+budget: every 12th choice at most, and so seldom that of 200 tokens one is expected to be lost."""
 
 FORGET_COST = 0.9
 """Weight of what is known of a cost, against the newest round."""
@@ -115,11 +119,21 @@ class BudgetPolicy:
         self._learned = 0  # rounds that they come from
         self.cost_ms: dict[tuple[int, int], float] = {}
         self._current: dict[int, int] = {}
+        self._held: dict[int, int] = {}  # rounds for which the current one still holds
         self._since_draft, self._probe_after = 0, FIRST_PROBE
         self._since_look = 0
 
+    def next_round(self, bucket: int, outlooks: Seq[Outlook]) -> tuple[int, bool]:
+        """The budget of the next round of a batch in ``bucket``, and whether `learn` wants to hear of the round."""
+        if self._held.get(bucket, 0):
+            self._held[bucket] -= 1
+            return self._current[bucket], False
+        budget = self.choose(bucket, outlooks)
+        self._held[bucket] = HOLD - 1 if budget == self._current.get(bucket) else 0
+        return budget, True
+
     def choose(self, bucket: int, outlooks: Seq[Outlook]) -> int:
-        """The budget of the next round of a batch in ``bucket``."""
+        """Which budget promises most now; or a look at another one."""
         known = [b for b in CANDIDATES if (bucket, b) in self.cost_ms]
         if not known:
             return CANDIDATES[3]

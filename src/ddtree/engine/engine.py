@@ -1,36 +1,31 @@
 """The engine that people call."""
 
-import secrets
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddtree.engine.cache_size import PAGE_TOKENS, choose_cache_size
 from ddtree.engine.completion import Completion, StreamEvent
 from ddtree.engine.constraint import Constraint
 from ddtree.engine.cost_store import CostStore
-from ddtree.engine.device import free_memory_bytes
 from ddtree.engine.facts import describe
-from ddtree.engine.graph_limit import GraphLimit
-from ddtree.engine.graph_probe import find_limit
-from ddtree.engine.graph_runner import GraphRunner
+from ddtree.engine.groups import auto_shapes
+from ddtree.engine.intake import Intake
 from ddtree.engine.loading import Graphs, LoadOptions, load_parts
 from ddtree.engine.near_tie import LosslessReport, check_lossless
 from ddtree.engine.pages import PagePool
 from ddtree.engine.prefix_cache import PrefixCache
-from ddtree.engine.prompt import Prompt, checked_ids, encode_prompt
-from ddtree.engine.runner import EagerRunner, Runner
-from ddtree.engine.sampling_params import MAX_SEED, SamplingParams
+from ddtree.engine.prompt import Prompt
+from ddtree.engine.runner_choice import choose_runner
+from ddtree.engine.sampling_params import SamplingParams
 from ddtree.engine.scheduler import Scheduler
+from ddtree.engine.seating import Occupancy, Seating
 from ddtree.engine.sequence import Sequence
-from ddtree.engine.speculation import MAX_BUDGET, Speculation
+from ddtree.engine.speculation import Speculation
 from ddtree.engine.state import DeviceState, SamplingFlags
 from ddtree.engine.warm_up import WarmUp
 from ddtree.errors import UserError
-from ddtree.kernels.exact_set import cost_of
-from ddtree.kernels.fast_set import why_not_fast
-from ddtree.kernels.kernel_set import TWINS
 from ddtree.models.drafter import Drafter
 from ddtree.models.drafter_config import SlidingBlock
 from ddtree.models.target import Target
@@ -38,27 +33,6 @@ from ddtree.models.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]
 """Called with a stage's name and how much of it is done, 0 to 1."""
-
-PAGE_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Occupancy:
-    """How full an engine is.
-
-    Attributes:
-        running: sequences that have a slot.
-        waiting: sequences that wait for one.
-        cache_tokens_used: room of the cache that is promised to running sequences.
-        cache_tokens: room of the cache.
-        prefix_tokens: tokens whose keys and values later prompts can find, used or not.
-    """
-
-    running: int
-    waiting: int
-    cache_tokens_used: int
-    cache_tokens: int
-    prefix_tokens: int
 
 
 class Engine:
@@ -85,55 +59,36 @@ class Engine:
         on_progress: Progress | None = None,
     ) -> None:
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
-        self.speculation = speculation
-        self._block_size = drafter.config.block_size if drafter else None
-        speculation.resolve(self._block_size)
-        self._prefill_tokens, self._identity = prefill_tokens, identity
-        self._memory_fraction = memory_fraction
-        self.max_batch = max_batch
-        widest = max_model_len + max(MAX_BUDGET + 1, 2 * prefill_tokens)  # a round's rows, or a filled-up chunk
-        table_pages = -(-widest // PAGE_TOKENS)
-        token_bytes = _cache_bytes_per_token(target, drafter)
-        affordable = int(free_memory_bytes(target.device) * memory_fraction) // (token_bytes * PAGE_TOKENS)
-        n_pages = min(affordable, max_batch * table_pages + 1)
-        if (n_pages - 1) * PAGE_TOKENS < max_model_len:
-            raise UserError(
-                f"a cache of {max_model_len} tokens needs {max_model_len * token_bytes / 2**30:.1f} GiB, "
-                f"{affordable * token_bytes * PAGE_TOKENS / 2**30:.1f} GiB may be used",
-                "lower max_model_len, or raise the memory fraction",
-            )
+        self.speculation, self.max_batch = speculation, max_batch
+        self._prefill_tokens, self._memory_fraction, self._identity = prefill_tokens, memory_fraction, identity
+        block_size = drafter.config.block_size if drafter else None
+        speculation.resolve(block_size)
+        size = choose_cache_size(
+            target,
+            drafter,
+            max_model_len=max_model_len,
+            max_batch=max_batch,
+            prefill_tokens=prefill_tokens,
+            memory_fraction=memory_fraction,
+        )
         self.state = DeviceState(
             target,
             drafter,
             slots=max_batch + 1,  # one to spare, with which graphs fill up their batches
-            n_pages=n_pages,
+            n_pages=size.n_pages,
             page_tokens=PAGE_TOKENS,
-            table_pages=table_pages,
+            table_pages=size.table_pages,
             max_model_len=max_model_len,
             draft_window=draft_window,
         )
-        self._pool = PagePool(n_pages, PAGE_TOKENS)
+        self._pool = PagePool(size.n_pages, PAGE_TOKENS)
         self._prefixes, self._prefixes_on = PrefixCache(self._pool, is_on=prefix_cache), prefix_cache
-        self._runner = self._make_runner(max_batch, graphs, on_progress or (lambda stage, fraction: None))
+        tell = on_progress or (lambda stage, fraction: None)
+        self._runner = choose_runner(self.state, target, drafter, max_batch, graphs, tell)
+        self._intake = Intake(target, tokenizer, block_size, max_model_len)
+        self._seating = Seating(self.state, self._pool, self._prefixes, target, drafter, overlaps=self._runner.overlaps)
         costs = CostStore(describe(target, drafter, self.state, speculation) | identity)
-        self._scheduler = Scheduler(
-            self.state, self._pool, target, drafter, self._runner, prefill_tokens, costs, self._prefixes
-        )
-
-    def _make_runner(self, max_batch: int, graphs: Graphs, tell: Progress) -> Runner:
-        why_not = "plain torch kernels" if self.target.kernels is TWINS else why_not_fast(self.target.device)
-        if why_not or graphs == "off":
-            return EagerRunner(self.state, self.target, self.drafter, why_not or "switched off")
-        limit = GraphLimit(MAX_BUDGET)
-        if graphs == "probe":
-            drafter = self.drafter.config if self.drafter else None
-            limit = find_limit(
-                self.target.config, drafter, self.target.dtype, MAX_BUDGET, tell, exact=self.target.kernels.is_exact
-            )
-        if limit.budget is None:
-            return EagerRunner(self.state, self.target, self.drafter, limit.reason)
-        buckets = tuple(sorted({*(2**i for i in range(7) if 2**i < max_batch), max_batch}))
-        return GraphRunner(self.state, self.target, self.drafter, buckets, limit)
+        self._scheduler = Scheduler(self.state, target, drafter, self._runner, prefill_tokens, costs, self._seating)
 
     @classmethod
     def load(
@@ -213,11 +168,13 @@ class Engine:
         return engine
 
     def warm_up(self, tell: Progress) -> None:
-        """Where requests choose their budgets, time rounds now, unless an earlier start did."""
-        shape, _ = self._runner.fit(self.speculation.resolve(self._block_size))
+        """Where rounds choose their budgets, time and capture them now; times of an earlier start are taken over."""
+        shape, _ = self._intake.shape(self.speculation, self._runner)
         if shape.is_auto:
             tell("timing rounds of every budget", 0.95)
             self._scheduler.learn_costs(1, shape, SamplingFlags())
+            for each in auto_shapes(1, shape):
+                self._runner.prepare(1, each, SamplingFlags())
 
     def warm_up_batches(self, tell: Progress) -> None:
         """On a GPU with graphs, capture what requests of every batch size need, so that none waits for it. For servers.
@@ -226,7 +183,7 @@ class Engine:
             UserError: there is not enough memory.
         """
         if self._runner.overlaps:
-            shape, _ = self._runner.fit(self.speculation.resolve(self._block_size))
+            shape, _ = self._intake.shape(self.speculation, self._runner)
             WarmUp(self._scheduler, self._runner, self.state, shape, self.max_batch, self._prefill_tokens).run(tell)
 
     def generate(
@@ -263,14 +220,14 @@ class Engine:
         sequences = [self._sequence(p, s, speculation, record_trees) for p, s in zip(prompts, each, strict=True)]
         try:
             for sequence in sequences:
-                self._scheduler.add(sequence)
+                self._seating.add(sequence)
             while any(s.finish_reason is None for s in sequences):
                 self._scheduler.step()
                 if on_progress:
                     on_progress("generating", sum(s.finish_reason is not None for s in sequences) / len(sequences))
         finally:
             for sequence in sequences:
-                self._scheduler.drop(sequence)
+                self._seating.drop(sequence)
         return [s.completion() for s in sequences]
 
     def stream(
@@ -287,7 +244,7 @@ class Engine:
             UserError: as `generate`, at once and not at the first event.
         """
         sequence = self._sequence(prompt, params, speculation, record_trees)
-        self._scheduler.add(sequence)
+        self._seating.add(sequence)
         return self._events(sequence)
 
     def _events(self, sequence: Sequence) -> Iterator[StreamEvent]:
@@ -300,7 +257,7 @@ class Engine:
                     yield StreamEvent(sequence.text[text:], sequence.output[tokens:], done)
                     text, tokens = len(sequence.text), len(sequence.output)
         finally:
-            self._scheduler.drop(sequence)
+            self._seating.drop(sequence)
 
     def submit(
         self,
@@ -323,7 +280,7 @@ class Engine:
         if constraint is not None:
             sequence.constraint = constraint
             sequence.stats.notes.append("a grammar: rounds are split by the host, apart from those of other requests")
-        self._scheduler.add(sequence)
+        self._seating.add(sequence)
         return sequence
 
     def step(self) -> list[Sequence]:
@@ -332,19 +289,11 @@ class Engine:
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a submitted sequence and free its place; one that is finished or forgotten already is left alone."""
-        self._scheduler.drop(sequence)
+        self._seating.drop(sequence)
 
     def occupancy(self) -> Occupancy:
         """How many sequences run and wait, and how much of the cache they hold."""
-        free_tokens = self._prefixes.free_pages * PAGE_TOKENS
-        cache_tokens = (self._pool.n_pages - 1) * PAGE_TOKENS
-        return Occupancy(
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            cache_tokens_used=cache_tokens - free_tokens,
-            cache_tokens=cache_tokens,
-            prefix_tokens=self._prefixes.facts().tokens,
-        )
+        return self._seating.occupancy()
 
     def check_lossless(self, prompt: Prompt, token_ids: Seq[int]) -> LosslessReport:
         """Hold a greedy answer against the target decoding one token a step (see `ddtree.engine.near_tie`).
@@ -352,16 +301,9 @@ class Engine:
         Raises:
             UserError: other requests are in flight, or prompt and answer do not fit the context.
         """
-        if not self._scheduler.is_idle:
+        if not self._seating.is_idle:
             raise UserError("requests are in flight", "check when they are done")
-        vocab_size = self.target.config.vocab_size
-        ids = encode_prompt(prompt, self.tokenizer, vocab_size)
-        answer = checked_ids(token_ids, vocab_size, "answer")
-        if len(ids) + len(answer) > self.state.max_model_len:
-            raise UserError(
-                f"prompt and answer have {len(ids) + len(answer)} tokens, the context {self.state.max_model_len}",
-                "raise max_model_len",
-            )
+        ids, answer = self._intake.answered(prompt, token_ids)
         pages = self._prefixes.take([], self._pool.pages_for(len(ids) + len(answer)))
         try:
             return check_lossless(self.state, 0, pages, self.target, ids, answer, self._prefill_tokens)
@@ -373,7 +315,7 @@ class Engine:
         return {
             **self._identity,
             **describe(self.target, self.drafter, self.state, self.speculation),
-            "cache_tokens": (self._pool.n_pages - 1) * PAGE_TOKENS,
+            "cache_tokens": self._seating.cache_tokens,
             "memory_fraction": self._memory_fraction,
             "prefix_cache": vars(self._prefixes.facts()) if self._prefixes_on else None,
             "rounds": self._runner.facts(),
@@ -384,61 +326,12 @@ class Engine:
 
         May be called from another thread than the engine's.
         """
-        graphs = self._runner if isinstance(self._runner, GraphRunner) else None
         costs: dict[str, dict[str, float]] = {}
         for (batch, budget), cost_ms in sorted(self._scheduler.round_costs_ms().items()):
             costs.setdefault(str(batch), {})[str(budget)] = round(cost_ms, 4)
-        return {
-            "launch": "cuda graph" if graphs else "eager",
-            "graph_replays": graphs.replays if graphs else 0,
-            "graphs": [
-                {
-                    "batch": key.batch,
-                    "mode": key.shape.mode,
-                    "budget": key.shape.budget,
-                    **vars(key.flags),
-                    "capture_ms": round(captured.capture_ms, 1),
-                }
-                for key, captured in list(graphs.captured.items())
-            ]
-            if graphs
-            else [],
-            "cost_ms_by_batch_and_budget": costs,
-        }
+        return {**self._runner.launch_facts(), "cost_ms_by_batch_and_budget": costs}
 
     def _sequence(
         self, prompt: Prompt, params: SamplingParams, speculation: Speculation | None, record_trees: bool
     ) -> Sequence:
-        ids = encode_prompt(prompt, self.tokenizer, self.target.config.vocab_size)
-        limit = self.state.max_model_len
-        if len(ids) >= limit:
-            raise UserError(
-                f"the prompt has {len(ids)} tokens, the context {limit}", "shorten it, or raise max_model_len"
-            )
-        vocab_size = self.target.config.vocab_size
-        if unknown := [token for token in params.logit_bias if token >= vocab_size]:
-            raise UserError(f"logit_bias names token {unknown[0]}", f"give ids from 0 to {vocab_size - 1}")
-        ends = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends |= set(self.target.config.eos_token_ids)
-        shape, note = self._runner.fit((speculation or self.speculation).resolve(self._block_size))
-        cost = cost_of(self.target.kernels)
-        return Sequence(
-            prompt=ids,
-            params=params,
-            seed=secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed,
-            end_token_ids=frozenset(ends),
-            token_limit=min(len(ids) + params.max_new_tokens, limit),
-            shape=shape,
-            notes=[text for text in (note, cost and f"exact mode: {cost}") if text],
-            tokenizer=self.tokenizer,
-            vocab_size=vocab_size,
-            record_trees=record_trees,
-        )
-
-
-def _cache_bytes_per_token(target: Target, drafter: Drafter | None) -> int:
-    values = target.config.n_layers * target.config.layer.kv_size
-    if drafter is not None:
-        values += drafter.config.n_layers * drafter.config.layer.kv_size
-    return values * target.dtype.itemsize
+        return self._intake.sequence(prompt, params, speculation or self.speculation, self._runner, record_trees)

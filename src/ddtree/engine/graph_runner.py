@@ -72,6 +72,7 @@ class GraphRunner:
     """
 
     overlaps = True
+    fills_up = True
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class GraphRunner:
         """See `Runner`; ``context_bound`` is not needed, since kernels read the true lengths on the device."""
         bucket = self.bucket_of(len(slots))
         key = GraphKey(bucket, shape, flags)
-        captured = self.captured.get(key) or self.capture(key)
+        captured = self._round_of(key)
         filled = slots + [self._state.spare_slot] * (bucket - len(slots))
         if self._seated.get(key) != filled:
             captured.slots.copy_(self._state.on_device(filled), non_blocking=True)
@@ -130,10 +131,14 @@ class GraphRunner:
         """See `Runner`."""
         return next(size for size in self._buckets if size >= batch)
 
+    def prepare(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> None:
+        """See `Runner`; captures."""
+        self._round_of(GraphKey(bucket, shape, flags))
+
     def measure(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
         """See `Runner`; over ten replays."""
         key = GraphKey(bucket, shape, flags)
-        captured = self.captured.get(key) or self.capture(key)
+        captured = self._round_of(key)
         captured.slots.fill_(self._state.spare_slot)
         self._seated.pop(key, None)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -172,6 +177,26 @@ class GraphRunner:
                 if tuple(s["segment_pool_id"]) == tuple(self._pool)
             ),
         }
+
+    def launch_facts(self) -> dict[str, Any]:
+        """See `Runner`."""
+        return {
+            "launch": "cuda graph",
+            "graph_replays": self.replays,
+            "graphs": [
+                {
+                    "batch": key.batch,
+                    "mode": key.shape.mode,
+                    "budget": key.shape.budget,
+                    **vars(key.flags),
+                    "capture_ms": round(captured.capture_ms, 1),
+                }
+                for key, captured in list(self.captured.items())
+            ],
+        }
+
+    def _round_of(self, key: GraphKey) -> CapturedRound:
+        return self.captured.get(key) or self.capture(key)
 
     def capture(self, key: GraphKey) -> CapturedRound:
         """Record a round of ``key`` over the spare slot."""

@@ -62,7 +62,7 @@ def decode_round(
     ``constraints``, one for each sequence, the host takes part in the round.
     """
     kernels = target.kernels
-    depths, told = 0, []
+    depths = 0
     if drafter is not None and (shape.budget or shape.follows):
         inject(state, batch, drafter)  # 1
     if drafter is None or not shape.budget:
@@ -80,10 +80,11 @@ def decode_round(
     path = kernels.walk_tree(tree, choices, depths)  # 5
     packed = commit(state, batch, target, path, seen)  # 6
     if shape.forecasts:
-        told.append(kernels.forecast(tree, path, CUTS, depths))
+        packed = kernels.forecast(tree, path, packed, CUTS, depths)
     if batch.tells_logprobs:
-        told.append(tell_logprobs(seen.logits, path.rows, path.tokens, kernels))
-    return Round(tree, path, torch.cat((packed, *told), dim=1) if told else packed)
+        told = tell_logprobs(seen.logits, path.rows, path.tokens, kernels)
+        packed = torch.cat((packed, told), dim=1)
+    return Round(tree, path, packed)
 
 
 def inject(state: DeviceState, batch: Batch, drafter: Drafter) -> None:

@@ -39,9 +39,11 @@ class Runner(Protocol):
 
     Attributes:
         overlaps: whether the next round is launched before this one's tokens are read.
+        fills_up: whether prompt chunks of different lengths run together, filled up to one.
     """
 
     overlaps: bool
+    fills_up: bool
 
     def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
         """Launch one round of the sequences in ``slots``.
@@ -69,6 +71,10 @@ class Runner(Protocol):
         """Size that a batch is filled up to."""
         ...
 
+    def prepare(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> None:
+        """Set up all that the first such round would otherwise wait for."""
+        ...
+
     def measure(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
         """Time of a round over empty sequences, in milliseconds."""
         ...
@@ -81,11 +87,16 @@ class Runner(Protocol):
         """How rounds run."""
         ...
 
+    def launch_facts(self) -> dict[str, Any]:
+        """How rounds were launched so far, and the graphs that there are; may be called from another thread."""
+        ...
+
 
 class EagerRunner:
     """Launches every operation of a round by itself, and knows all tokens before the next one."""
 
     overlaps = False
+    fills_up = False
 
     def __init__(self, state: DeviceState, target: Target, drafter: Drafter | None, reason: str = "") -> None:
         self._state, self._target, self._drafter = state, target, drafter
@@ -126,6 +137,9 @@ class EagerRunner:
         """See `Runner`; batches run at their own size."""
         return batch
 
+    def prepare(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> None:
+        """See `Runner`; nothing."""
+
     def measure(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
         """See `Runner`; the quicker of two, as the first of a kind has to set things up."""
         times = []
@@ -142,3 +156,7 @@ class EagerRunner:
     def facts(self) -> dict[str, Any]:
         """See `Runner`."""
         return {"graphs": False, "reason": self._reason}
+
+    def launch_facts(self) -> dict[str, Any]:
+        """See `Runner`."""
+        return {"launch": "eager", "graph_replays": 0, "graphs": []}

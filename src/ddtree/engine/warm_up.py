@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
-from ddtree.engine.budget_policy import auto_shape
+from ddtree.engine.groups import MAX_PREFILL_ROWS, auto_shapes
 from ddtree.engine.prefill import PrefillKind
 from ddtree.engine.runner import Runner
-from ddtree.engine.scheduler import MAX_PREFILL_ROWS, Scheduler, fitting_budgets
+from ddtree.engine.scheduler import Scheduler
 from ddtree.engine.speculation import DraftShape
 from ddtree.engine.state import DeviceState, SamplingFlags
 from ddtree.errors import UserError
@@ -72,7 +72,7 @@ class WarmUp:
     def _round_shapes(self, bucket: int) -> list[DraftShape]:
         if not self.shape.is_auto:
             return [self.shape]
-        return [auto_shape(budget, self.shape.top_k) for budget in fitting_budgets(bucket, self.shape.budget)]
+        return auto_shapes(bucket, self.shape)
 
     def _prefill_sizes(self) -> list[int]:
         return sorted({self.runner.prefill_rows(rows) for rows in range(1, self.prefill_tokens + 1)})

@@ -25,7 +25,9 @@ class Forecast:
     held: np.ndarray
 
 
-def forecast(tree: TreeTensors, path: AcceptedPaths, cuts: tuple[int, ...], depths: int) -> torch.Tensor:
+def forecast(
+    tree: TreeTensors, path: AcceptedPaths, packed: torch.Tensor, cuts: tuple[int, ...], depths: int
+) -> torch.Tensor:
     """Sums of node probabilities over the best ``cut`` nodes, depth by depth, and how many of these were accepted.
 
     Nodes stand best first, so the first rows of a tree are the tree of a smaller budget, and what the target accepted
@@ -34,11 +36,13 @@ def forecast(tree: TreeTensors, path: AcceptedPaths, cuts: tuple[int, ...], dept
     Args:
         tree: built trees.
         path: what the target accepted.
+        packed: int64 ``[batch, n]``, what the host is told anyway.
         cuts: budgets to tell about; those above the tree's own repeat its sums.
         depths: depths of a tree.
 
     Returns:
-        int64 ``[batch, len(cuts) * (depths + 1)]``: for each cut the sums in units of ``1 / UNIT``, then the count.
+        int64 ``[batch, n + len(cuts) * (depths + 1)]``: ``packed``, then for each cut the sums in units of
+        ``1 / UNIT`` and the count.
     """
     batch, rows = tree.scores.shape
     probabilities = tree.scores[:, 1:].exp()  # 0 for dead rows
@@ -49,7 +53,7 @@ def forecast(tree: TreeTensors, path: AcceptedPaths, cuts: tuple[int, ...], dept
     sums = by_depth.cumsum(1)
     step = torch.arange(1, path.rows.shape[1], device=path.rows.device)
     accepted = step <= path.accepted[:, None]
-    told = []
+    told = [packed]
     for cut in cuts:
         held = (accepted & (path.rows[:, 1:] <= cut)).sum(1, keepdim=True)
         told += [(sums[:, min(cut, rows - 1) - 1] * UNIT).long(), held]

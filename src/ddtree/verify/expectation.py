@@ -26,6 +26,7 @@ class Expectation:
         speculates: `yes`, or `none` for one token a step.
         settings: by the names of `ddtree.verify.effective.SETTINGS`.
         tau_floor: committed tokens per round, at least.
+        is_tau_floor_declared: somebody chose that floor; else what the drafter's own folder promises may raise it.
         tok_s_floor: decode speed of one request, at least.
         graphs: CUDA graphs are replayed, or are not.
         unit: the service on this machine that the server should be.
@@ -38,6 +39,7 @@ class Expectation:
     speculates: Speculates = "yes"
     settings: Mapping[str, Any] = field(default_factory=dict)
     tau_floor: float = DEFAULT_TAU_FLOOR
+    is_tau_floor_declared: bool = False
     tok_s_floor: float | None = None
     graphs: bool | None = None
     unit: str | None = None
@@ -82,6 +84,7 @@ def from_deployment(deployment: Deployment, origin: str) -> Expectation:
         speculates="none" if speculation.algorithm == "none" else "yes",
         settings=declared,
         tau_floor=deployment.expect.tau_floor or DEFAULT_TAU_FLOOR,
+        is_tau_floor_declared=deployment.expect.tau_floor is not None,
         tok_s_floor=deployment.expect.tok_s_floor,
         graphs=None if runtime.device == "cpu" else deployment.expects_cuda_graphs,
         origin=origin,

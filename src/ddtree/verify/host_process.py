@@ -32,6 +32,11 @@ class HostProcess:
     unit: str | None = None
 
     @property
+    def is_ssh(self) -> bool:
+        """Whether it only passes on to another machine."""
+        return re.match(r"(\S*/)?ssh(:|$)", self.arguments[0] if self.arguments else "") is not None
+
+    @property
     def identity(self) -> str:
         return f"pid {self.pid}, started {self.start_ticks / os.sysconf('SC_CLK_TCK'):.2f} s after boot"
 

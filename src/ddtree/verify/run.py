@@ -102,6 +102,8 @@ class Verification:
             return
         session = Session(adapter, effective, self._expectation, options)
         session.process = None if self._is_tunnel else listening_process(self._url)
+        is_seen = session.process is not None and not session.process.is_ssh
+        session.is_here = is_seen or (options.read is not None and not self._is_tunnel)
         if options.baseline and not self._new_baseline:
             session.baseline = load_baseline(self._name, adapter.model_name)
         self._session = session

@@ -54,6 +54,7 @@ class Session:
     Attributes:
         baseline: of the last verified run at this address, if there is one.
         process: the process that listens, where it is on this machine and can be seen.
+        is_here: the server's files are this machine's.
         measured: numbers found on the way.
         log_before: the end of the engine's log before the speculation probe.
         moved: how far the engine's counters went during the speculation probe.
@@ -67,6 +68,7 @@ class Session:
     options: Options
     baseline: Baseline | None = None
     process: HostProcess | None = None
+    is_here: bool = False
     measured: dict[str, float] = field(default_factory=dict)
     moved: Counters | None = None
     log_before: str = ""

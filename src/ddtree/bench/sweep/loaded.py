@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,20 @@ def matrix_of(bench: BenchTable, variants: tuple[Variant, ...], folder: Path) ->
         temperatures=tuple(bench.temperatures or [0.0]),
         variants=variants,
     )
+
+
+def prompts_sha256(sweep: Sweep) -> dict[str, str]:
+    """Of every workload and of every text that contexts are filled with, under names that tell whose it is."""
+    digests = {}
+    for each in sweep.file.sweep:
+        table = each.bench.over(sweep.file.bench)
+        for workload in matrix_of(table, (Variant(),), sweep.folder).workloads:
+            digests[f"{each.name}: {workload.name}"] = workload.record().sha256
+        if table.pad_text is not None:
+            text = read_pad_text(sweep.folder / table.pad_text)
+            content = text.piece(0, len(text)).encode("utf-8")
+            digests[f"{each.name}: pad_text {table.pad_text}"] = hashlib.sha256(content).hexdigest()
+    return digests
 
 
 def load_of(bench: BenchTable) -> Load:

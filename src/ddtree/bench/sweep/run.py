@@ -18,7 +18,7 @@ from ddtree.bench.record import Variant
 from ddtree.bench.result_folder import read_requests, read_units
 from ddtree.bench.run import RunOptions, Watcher, run_bench
 from ddtree.bench.sweep.claims import violations, what_is_wrong
-from ddtree.bench.sweep.loaded import Sweep, load_of, matrix_of
+from ddtree.bench.sweep.loaded import Sweep, load_of, matrix_of, prompts_sha256
 from ddtree.bench.sweep.points import Group, Point
 from ddtree.bench.sweep.search import Search
 from ddtree.bench.sweep.store import SWEEP, PointRow, Status, SweepRecord, append_point, begin_sweep, go_on, read_points
@@ -105,20 +105,13 @@ class _Run:
 
     def _begin(self, resume: bool) -> None:
         path = self._folder / SWEEP
-        digests = {
-            workload.name: workload.record().sha256
-            for table in self._sweep.file.sweep
-            for workload in matrix_of(
-                table.bench.over(self._sweep.file.bench), (Variant(),), self._sweep.folder
-            ).workloads
-        }
         record = SweepRecord(
             sweep_id=uuid.uuid4().hex[:12],
             created_at=time.time(),
             sweep_text=self._sweep.text,
             deployment_text=self._sweep.base_text,
             points=[point.name for point in self._sweep.plan.points],
-            workloads_sha256=digests,
+            prompts_sha256=prompts_sha256(self._sweep),
         )
         if not path.exists():
             begin_sweep(self._folder, record)

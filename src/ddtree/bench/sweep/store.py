@@ -25,7 +25,7 @@ class SweepRecord(Record):
     sweep_text: str
     deployment_text: str
     points: list[str]
-    workloads_sha256: dict[str, str]
+    prompts_sha256: dict[str, str]
 
 
 class PointRow(Record):
@@ -77,7 +77,7 @@ def go_on(folder: Path, wanted: SweepRecord) -> SweepRecord:
         found = SweepRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise UserError(f"{path} is not of this version", "use the ddtree that wrote it") from error
-    files = {"sweep_text": "sweep file", "deployment_text": "deployment file", "workloads_sha256": "workloads"}
+    files = {"sweep_text": "sweep file", "deployment_text": "deployment file", "prompts_sha256": "workload or pad text"}
     for name, what in files.items():
         if getattr(found, name) != getattr(wanted, name):
             raise UserError(f"{folder} was begun with another {what}", "give another folder")

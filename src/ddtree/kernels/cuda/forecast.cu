@@ -1,33 +1,52 @@
-// What trees promised and held by budget; a block for a sequence, a thread for a depth, one more for the accepted path.
+// What trees promised and held by budget, behind what the round tells anyway; a block for a sequence. A thread adds up
+// one depth (or, last, the accepted nodes) over the nodes between two cuts, then the sums of all cuts up to its own.
 
 typedef long long i64;
 
 #define UNIT 16777216.0f  // ddtree.kernels.forecast.UNIT
+#define CUTS 8
+#define MOST_ROWS 1025
+#define MOST_DEPTHS 63
 
 extern "C" __global__ void forecast(const float* scores, const i64* depths, const i64* path, const i64* accepted,
-                                    i64* told, int rows, int steps, int n_cuts, int n_depths, int cut0, int cut1,
-                                    int cut2, int cut3, int cut4, int cut5, int cut6, int cut7) {
-    const int cuts[8] = {cut0, cut1, cut2, cut3, cut4, cut5, cut6, cut7};
-    const int sequence = blockIdx.x, depth = threadIdx.x;
-    if (depth > n_depths) return;
-    const float* own_scores = scores + (i64)sequence * rows;
-    const i64* own_depths = depths + (i64)sequence * rows;
-    const i64* own_path = path + (i64)sequence * steps;
-    i64* out = told + (i64)sequence * n_cuts * (n_depths + 1) + depth;
-    const int length = (int)accepted[sequence];
-    float sum = 0.0f;
-    int row = 1;
+                                    const i64* packed, i64* told, int rows, int steps, int n_packed, int n_cuts,
+                                    int n_depths, int cut0, int cut1, int cut2, int cut3, int cut4, int cut5, int cut6,
+                                    int cut7) {
+    __shared__ float probability[MOST_ROWS], sums[CUTS * (MOST_DEPTHS + 1)];
+    __shared__ unsigned char depth_of[MOST_ROWS];
+    __shared__ int taken[MOST_DEPTHS + 1];
+    const int cuts[CUTS] = {cut0, cut1, cut2, cut3, cut4, cut5, cut6, cut7};
+    const int sequence = blockIdx.x, tid = threadIdx.x, threads = blockDim.x, columns = n_depths + 1;
+    const int band = tid / columns, depth = tid % columns;
+    int from = 0, to = 0, last = 0;
 #pragma unroll
-    for (int cut = 0; cut < 8; cut++) {
-        if (cut >= n_cuts) break;
-        if (depth < n_depths) {
-            for (; row <= cuts[cut] && row < rows; row++)
-                if (own_depths[row] == depth + 1) sum += expf(own_scores[row]);
-            out[cut * (n_depths + 1)] = (i64)(sum * UNIT);
-        } else {
-            int held = 0;
-            for (int step = 1; step <= length; step++) held += own_path[step] <= cuts[cut];
-            out[cut * (n_depths + 1)] = held;
-        }
+    for (int i = 0; i < CUTS; i++) {
+        if (i == band) to = cuts[i];
+        if (i == band - 1) from = cuts[i];
+        if (i < n_cuts) last = cuts[i];
     }
+    if (last > rows - 1) last = rows - 1;
+    const int length = (int)accepted[sequence];
+    for (int row = 1 + tid; row <= last; row += threads) {
+        probability[row] = expf(scores[(i64)sequence * rows + row]);  // 0 for dead rows
+        depth_of[row] = (unsigned char)depths[(i64)sequence * rows + row];
+    }
+    for (int step = 1 + tid; step <= length; step += threads) taken[step] = (int)path[(i64)sequence * steps + step];
+    i64* out = told + (i64)sequence * (n_packed + n_cuts * columns);
+    for (int i = tid; i < n_packed; i += threads) out[i] = packed[(i64)sequence * n_packed + i];
+    __syncthreads();
+    float sum = 0.0f;
+    if (band < n_cuts && depth < n_depths) {
+        if (to > last) to = last;
+#pragma unroll 8
+        for (int row = from + 1; row <= to; row++) sum += depth_of[row] == depth + 1 ? probability[row] : 0.0f;
+    } else if (band < n_cuts) {
+        for (int step = 1; step <= length; step++) sum += from < taken[step] && taken[step] <= to ? 1.0f : 0.0f;
+    }
+    if (band < n_cuts) sums[tid] = sum;
+    __syncthreads();
+    if (band >= n_cuts) return;
+    sum = 0.0f;
+    for (int i = 0; i <= band; i++) sum += sums[i * columns + depth];
+    out[n_packed + tid] = depth < n_depths ? (i64)(sum * UNIT) : (i64)sum;
 }

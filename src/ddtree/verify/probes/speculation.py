@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ddtree.verify.answer import Answer, Rounds
 from ddtree.verify.effective import Counters
+from ddtree.verify.expected_tau import Promise, promise_of
 from ddtree.verify.finding import Finding, proven, unknown, violated
 from ddtree.verify.prompts import speculation_orders
 from ddtree.verify.session import Session
@@ -114,13 +115,14 @@ def acceptance_length(answers: Sequence[Answer], told: Rounds | None, moved: Cou
 
 
 def _tau(session: Session, answers: Sequence[Answer], told: Rounds | None, moved: Counters) -> Finding:
-    floor = session.expectation.tau_floor
+    promise = promise_of(session)
+    floor, origin = _floor(session, promise)
     claim = f"a round commits at least {floor:.2f} tokens (tau)"
     tau = acceptance_length(answers, told, moved)
     if tau is None:
-        return unknown("speculation", claim, "committed tokens per verify call cannot be told")
+        return unknown("speculation", claim, "committed tokens per verify call cannot be told", *promise.told)
     session.measured["tau"] = round(tau, 4)
-    seen = f"tau {tau:.2f} over {len(answers)} answers"
+    seen = "; ".join((f"tau {tau:.2f} over {len(answers)} answers", *promise.told))
     if tau <= ONE:
         return violated(
             "speculation",
@@ -134,10 +136,21 @@ def _tau(session: Session, answers: Sequence[Answer], told: Rounds | None, moved
             "speculation",
             claim,
             seen,
-            f"the floor is {floor:.2f}; drafters of random weights reach 1.0 to 1.1",
-            remedy="check that the drafter was trained for this target, its taps, its block size and its window",
+            f"the floor is {floor:.2f}, {origin}",
+            remedy="check that the drafter was trained for this target, its taps, its block size and its window; start "
+            "the server again if the drafter's files are newer than it",
         )
-    return proven("speculation", claim, seen)
+    return proven("speculation", claim, seen, f"the floor is {floor:.2f}, {origin}")
+
+
+def _floor(session: Session, promise: Promise) -> tuple[float, str]:
+    """Committed tokens per round, and where that stands."""
+    expectation = session.expectation
+    if expectation.is_tau_floor_declared:
+        return expectation.tau_floor, f"declared by {expectation.origin}"
+    if promise.floor is not None and promise.floor > expectation.tau_floor:
+        return promise.floor, "by what the drafter's folder promises; declare another if need be"
+    return expectation.tau_floor, "since drafters of random weights reach 1.0 to 1.1"
 
 
 def _budget(session: Session, told: Rounds | None, moved: Counters) -> Iterator[Finding]:
