@@ -189,7 +189,9 @@ def without_secrets(value: Any) -> Any:
 
 def _is_secret(name: str) -> bool:
     words = name.lower().replace("-", "_").split("_")
-    return words[-1] in ("key", "keys", "token", "secret", "password") and name.lower() not in ("by_key",)
+    if words[0] == "ignored" or words == ["by", "key"]:  # names of settings
+        return False
+    return words[-1] in ("key", "keys", "token", "secret", "password")
 
 
 def _model_names(listed: httpx.Response) -> list[str]:

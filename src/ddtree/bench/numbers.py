@@ -39,6 +39,7 @@ class CellNumbers:
         itl_ms: time from one event with text to the next, median; an event may carry several tokens.
         tau: committed tokens per round, from ``tau_from``: the answers' own accounts or the engine's counters.
         accepted: rounds by the tokens they committed, where the engine tells.
+        unit_s: seconds that a repetition took, median.
         raw: per repetition, for comparisons: ``user_tok_s``, ``total_tok_s``, ``whole_tok_s``, ``ttft_ms``.
     """
 
@@ -60,6 +61,7 @@ class CellNumbers:
     prompt_tokens: Estimate | None
     cached_share: float | None
     client_lag_ms: float
+    unit_s: float
     notes: tuple[str, ...]
     raw: dict[str, list[list[float]]] = field(default_factory=dict, compare=False)
 
@@ -123,6 +125,7 @@ def _numbers(key: CellKey, units: Sequence[UnitRow], rows: Sequence[RequestRow])
         if cached
         else None,
         client_lag_ms=max((unit.client_lag_ms for unit in units), default=0.0),
+        unit_s=quantile([unit.duration_s for unit in units], 0.5) or 0.0,
         notes=tuple(dict.fromkeys(note for row in good for note in row.notes)),
         raw={"user_tok_s": speeds, "total_tok_s": totals, "whole_tok_s": whole, "ttft_ms": first},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,24 +18,28 @@ from ddtree.errors import UserError
 
 RUN, SESSIONS, REQUESTS, UNITS = "run.json", "sessions.jsonl", "requests.jsonl", "units.jsonl"
 RUNNING, INTERRUPTED = "running.jsonl", "interrupted.jsonl"
+_WRITE_EVERY_S = 1.0
 _Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 class ResultFolder:
     """Writes one run; one at a time, under :func:`ddtree.bench.files.locked`.
 
-    Rows of the unit that runs go to ``running.jsonl`` as they come, and to ``requests.jsonl`` once the unit is done and
-    its answers are checked. The line in ``units.jsonl`` after that is what makes a unit count. Opening the folder moves
-    rows of a unit without such a line to ``interrupted.jsonl``; the unit is measured again. So a kill at any instant
-    loses at most the unit that was running, and doubles none.
+    Rows of the unit that runs go to ``running.jsonl`` once a second, and to ``requests.jsonl`` once the unit is done
+    and its answers are checked. The line in ``units.jsonl`` after that is what makes a unit count. Opening the folder
+    moves rows of a unit without such a line to ``interrupted.jsonl``; the unit is measured again. So a kill at any
+    instant loses at most the unit that was running, and doubles none.
 
-    Rows are written by a thread of their own: waiting for the disk must not delay the clock of running requests.
+    Rows are written by a thread of their own, several at once: neither waiting for the disk nor the thread's own work
+    may delay the clock of running requests.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._pending: list[Future[None]] = []
+        self._lines: list[str] = []
+        self._written_at = 0.0
 
     def begin(self, run: RunRecord, resume: bool) -> RunRecord:
         """Open for writing; returns the run as it stands on disk.
@@ -72,8 +77,15 @@ class ResultFolder:
         return {unit.unit for unit in read_units(self.folder)}
 
     def note(self, row: RequestRow) -> None:
-        """Put down a row of the unit that runs."""
-        self._pending.append(self._writer.submit(append_line, self.folder / RUNNING, row.model_dump_json()))
+        """Put down a row of the unit that runs; those of one second go to the disk together, with the next row."""
+        self._lines.append(row.model_dump_json())
+        if time.monotonic() > self._written_at + _WRITE_EVERY_S:
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        if self._lines:
+            self._pending.append(self._writer.submit(append_line, self.folder / RUNNING, "\n".join(self._lines)))
+            self._lines, self._written_at = [], time.monotonic()
 
     def requests_bytes(self) -> int:
         path = self.folder / REQUESTS
@@ -82,6 +94,7 @@ class ResultFolder:
     def commit(self, rows: list[RequestRow], unit: UnitRow) -> UnitRow:
         """Store a unit that is done; returns its line. Afterwards it survives a crash."""
         pending, self._pending = self._pending, []
+        self._lines = []  # with all others in what follows
         for write in pending:
             write.result()
         if rows:
@@ -97,6 +110,7 @@ class ResultFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._write_lines()
         self._writer.shutdown(wait=True)
 
     def _recover(self) -> None:

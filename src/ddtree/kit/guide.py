@@ -20,6 +20,7 @@ from ddtree.kit.record import (
     Place,
     read_record,
 )
+from ddtree.report.markdown import told_value
 
 _PARTS = {
     "deployment.toml": "the deployment file: one description of the service",
@@ -139,7 +140,7 @@ def _cell(cell: CellSummary) -> str:
 
 
 def _told(three: tuple[float, float, float] | None) -> str:
-    return "" if three is None else f"{three[0]:.3g} [{three[1]:.3g}, {three[2]:.3g}]"
+    return "" if three is None else f"{told_value(three[0])} [{told_value(three[1])}, {told_value(three[2])}]"
 
 
 def _code(*lines: str) -> str:

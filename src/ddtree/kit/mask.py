@@ -3,7 +3,7 @@
 Three nets: values that are known to be secrets (the deployment's own, and those of variables with telling names), in
 every spelling that a file may give them; shapes of keys and tokens, by `detect-secrets` and by own rules for what
 it lacks; and words after a telling name (``password=``, ``--api-key``). Entropy is no criterion: a kit is full of
-hashes.
+hashes. What is JSON stays JSON, since a kit reads its records again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 from ddtree.errors import UserError
+from ddtree.kit.json_text import Span, cut_json, pieces_of
 from ddtree.kit.record import Masked
 from ddtree.kit.secret_shapes import PLACES, SHAPES, is_plain, is_telling, looks_secret
 
@@ -33,6 +34,7 @@ _NAMED = re.compile(
     r"(?P<join>(?:\\?[\"'])?[ \t]*(?:=>|:=|[:=])[ \t]*|\\?[\"'],[ \t]*(?=\\?[\"'])|[ \t]+)"
     r"(?=(?P<value>\\\"(?:[^\"\\]|\\[^\"])*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;\"'&]+))"
 )
+_QUOTES = ("\\", '"', "'")
 _CODE = (".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".js", ".ts", ".rs", ".go", ".diff")
 """In such files a value without quotes is a name."""
 
@@ -117,54 +119,84 @@ class Masker:
             self._found[file, kind] += times
 
     def _without(self, text: str, counts: Counter[str], is_code: bool) -> str:
+        return "".join(self._of_piece(piece, counts, is_json, is_code) for piece, is_json in pieces_of(text))
+
+    def _of_piece(self, text: str, counts: Counter[str], is_json: bool, is_code: bool) -> str:
+        cut = cut_json if is_json else _cut
         for spelling, kind in sorted(self._known.items(), key=lambda item: -len(item[0])):
-            if times := text.count(spelling):
-                counts[kind] += times
-                text = text.replace(spelling, MASK)
-        for kind, cut in _cutters():
-            text, times = cut(text)
-            counts[kind] += times
-        lines = text.splitlines(keepends=True)
-        text = "".join(self._named(line, counts, is_code) for line in lines)
+            if spelling in text:
+                text, are_cut = cut(text, [match.span() for match in re.finditer(re.escape(spelling), text)], MASK)
+                counts[kind] += sum(are_cut)
+        for kind, find in _finders():
+            if spans := list(find(text)):
+                text, are_cut = cut(text, spans, MASK)
+                counts[kind] += sum(are_cut)
+        found = list(_named(text, is_code))
+        text, are_cut = cut(text, [span for span, _ in found], MASK)
+        counts.update(kind for (_, kind), is_cut in zip(found, are_cut, strict=True) if is_cut)
         for kind in [kind for kind, times in counts.items() if not times]:
             del counts[kind]
         return text
 
-    def _named(self, text: str, counts: Counter[str], is_code: bool) -> str:
-        pieces: list[str] = []
+
+def _named(text: str, is_code: bool) -> Iterator[tuple[Span, str]]:
+    """Values after telling names, and what kind each is."""
+    offset = 0
+    for line in text.splitlines(keepends=True):
         end = 0
-        for match in _NAMED.finditer(text):
+        for match in _NAMED.finditer(line):
             name, join, value = match["name"], match["join"], match["value"]
             bare = value.strip("\\\"'")
             start = match.start("value") + value.find(bare)
-            quote = text[match.start() - 1 : match.start()]
-            if quote in ("'", '"') and value[0] not in "\\\"'" and (closed := text.find(quote, start)) > 0:
-                bare = text[start:closed]  # all of `"NAME=two words"`
+            quote = line[match.start() - 1 : match.start()]
+            if value[0] not in _QUOTES:
+                if join[0] in _QUOTES:
+                    bare = re.split(r"[\]})]", bare)[
+                        0
+                    ]  # `"name":null}`, where the quote before the name is the name's own
+                elif quote in ("'", '"') and (closed := _closing(line, match.start() - 1).search(line, start)):
+                    bare = line[start : closed.start()]  # all of `"NAME=two words"`
             is_flag = name.startswith("--")
             if start < end or not is_telling(name) or is_plain(bare, name) or MASK in value:
                 continue
             if not is_flag and not re.search("[:=]", join):
                 continue  # words of a sentence, or of a list
-            if (is_flag and bare.startswith("--")) or (is_code and value[0] not in "\\\"'"):
+            if (is_flag and bare.startswith("--")) or (is_code and value[0] not in _QUOTES):
                 continue
             if re.search("(?i)token$", name) and not name.isupper() and not _OF_A_TOKEN.fullmatch(bare):
                 continue  # a token of text
             if bare.lower() == name.rpartition(".")[2].lower():
                 continue  # `api_key=api_key`
             if looks_secret(bare):
-                counts[f"value of {name.lstrip('-')}"] += 1
-                pieces += [text[end:start], MASK]
                 end = start + len(bare)
-        return "".join([*pieces, text[end:]])
+                yield (offset + start, offset + end), f"value of {name.lstrip('-')}"
+        offset += len(line)
 
 
-def _cut(match: re.Match[str]) -> str:
-    if not match.re.groups or match.lastindex is None:
-        return MASK
-    if MASK in match[0]:
-        return match[0]
-    start, end = match.span(match.lastindex)
-    return match[0][: start - match.start()] + MASK + match[0][end - match.start() :]
+def _closing(line: str, opening: int) -> re.Pattern[str]:
+    """What closes the quote at ``opening``: one that is escaped as it is."""
+    return re.compile((r"\\" if line[opening - 1 : opening] == "\\" else r"(?<!\\)") + line[opening])
+
+
+def _cut(text: str, spans: Sequence[Span], word: str) -> tuple[str, list[bool]]:
+    """``text`` with ``word`` in place of ``spans``, which ascend; each is taken."""
+    pieces: list[str] = []
+    end = 0
+    for start, stop in spans:
+        pieces += [text[end:start], word]
+        end = stop
+    return "".join([*pieces, text[end:]]), [True] * len(spans)
+
+
+def _spans(pattern: re.Pattern[str], text: str) -> Iterator[Span]:
+    """The last group of each match, where the pattern has groups; what is masked already is left out."""
+    for match in pattern.finditer(text):
+        if MASK not in match[0]:
+            yield match.span(match.lastindex or 0)
+
+
+def _whole_spans(pattern: re.Pattern[str], text: str) -> Iterator[Span]:
+    return (match.span() for match in pattern.finditer(text))
 
 
 def _spellings(value: str) -> set[str]:
@@ -194,12 +226,12 @@ def _spellings(value: str) -> set[str]:
 
 
 @cache
-def _cutters() -> list[tuple[str, Callable[[str], tuple[str, int]]]]:
-    """What each kind is called, and what takes it out of a text and counts it."""
+def _finders() -> list[tuple[str, Callable[[str], Iterator[Span]]]]:
+    """What each kind is called, and what finds it in a text."""
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-    found: list[tuple[str, Callable[[str], tuple[str, int]]]] = [
-        (kind, partial(re.compile(pattern).subn, _cut)) for kind, pattern in (SHAPES | PLACES).items()
+    found: list[tuple[str, Callable[[str], Iterator[Span]]]] = [
+        (kind, partial(_spans, re.compile(pattern))) for kind, pattern in (SHAPES | PLACES).items()
     ]
     # Of the library those that know a shape; not those of entropy, of addresses and of bare words. Their groups are for
     # their own use: all that matches goes.
@@ -208,5 +240,5 @@ def _cutters() -> list[tuple[str, Callable[[str], tuple[str, int]]]]:
     for kind, detector in detectors.items():
         if detector.__name__ not in left_out:
             for pattern in getattr(detector, "denylist", None) or ():
-                found.append((kind, partial(re.compile(pattern).subn, MASK)))
+                found.append((kind, partial(_whole_spans, re.compile(pattern))))
     return found

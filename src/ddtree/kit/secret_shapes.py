@@ -38,7 +38,7 @@ SHAPES: dict[str, str] = {
     "GitLab token": r"\bgl(?:pat|dt|rt|ptt|soat|agent|cbt|ft|imt)-[A-Za-z0-9_-]{16,}",
     "Slack token": r"\bxox[abeprs]-[A-Za-z0-9-]{10,}|\bxapp-[A-Za-z0-9-]{10,}",
     "Slack webhook": r"https://hooks\.slack\.com/[A-Za-z0-9/_-]{10,}",
-    "Discord webhook": r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\S+",
+    "Discord webhook": r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[^\s\"'\\]+",
     "AWS key id": r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b",
     "Azure account key": r"(?i)\baccountkey=[A-Za-z0-9+/=]{40,}",
     "Azure signature": r"(?i)\bsig=[A-Za-z0-9%+/=]{20,}",

@@ -73,8 +73,8 @@ def _by_budget(
         axes.set_xticks(range(len(budgets)), [str(budget) for budget in budgets])
         axes.set_xlabel("budget (nodes)")
         axes.set_title(f"{concurrency} at a time")
-        axes.set_ylim(bottom=0)
         axes.margins(x=0.08)
+    panels[0].set_ylim(bottom=0)  # once all have drawn on the scale that they share: it grows no more after that
     panels[0].set_ylabel(label)
     legend(canvas, panels)
     caption = f"{title} on {workload}, {told_length(context)}; whiskers are 95 % intervals."

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from statistics import median
 
 from ddtree.bench.grade.run import Grades
 from ddtree.report.compare import Change
 from ddtree.report.drawing import Drawing
-from ddtree.report.how_measured import machines, method, reproduce
-from ddtree.report.markdown import table, told_estimate, told_number
-from ddtree.report.recommend import Recommendation, told_place
+from ddtree.report.how_measured import machines, method, reproduce, run_name
+from ddtree.report.markdown import table, told_estimate, told_number, told_value
+from ddtree.report.recommend import Recommendation, place_names, told_place
 from ddtree.report.results import ResultSet
 from ddtree.report.roofline import Machine, Share
 
 _LAG_MS = 25.0
+_WIDE = 0.05
 _QUANTITIES = {
     "user_tok_s": "tok/s of one user",
     "total_tok_s": "tok/s in total",
@@ -60,7 +62,7 @@ def _summary(results: ResultSet) -> str:
 
 def _recommended(recommendations: Sequence[Recommendation], results: ResultSet) -> str:
     first, *others = recommendations
-    parts = ["## Recommendation", _one_recommended(first)]
+    parts = ["## Recommendation", _one_recommended(first, _how_sure(first, results))]
     if any(each.is_faulty for each in results.grades):
         parts.append("**Answers were found that rounding does not explain** (see Correctness): clear that up first.")
     if len(machines(results)) > 1:
@@ -72,10 +74,30 @@ def _recommended(recommendations: Sequence[Recommendation], results: ResultSet) 
     return "\n\n".join(parts)
 
 
-def _one_recommended(recommendation: Recommendation) -> str:
+def _how_sure(recommendation: Recommendation, results: ResultSet) -> str:
+    """What the recommendation rests on: how much was measured, and how wide the intervals are."""
+    totals = [each.numbers.total_tok_s for each in results.measurements if each.numbers.total_tok_s]
+    if recommendation.configuration is None or not totals:
+        return ""
+    half = median((each.high - each.low) / 2 / each.value for each in totals if each.value)
+    length_s = median(each.numbers.unit_s for each in results.measurements)
+    repetitions = sorted({each.numbers.repetitions for each in results.measurements})
+    words = [
+        f"How sure: {' to '.join(map(str, repetitions[:: max(1, len(repetitions) - 1)]))} repetitions of "
+        f"{length_s:.1f} s (median) stand behind a number, and the 95 % interval of a total speed reaches {half:.0%} "
+        "to either side (median)."
+    ]
+    if half > _WIDE:
+        words.append("Longer units and more repetitions (`--requests`, `--repeats`) tell more.")
+    return " ".join(words)
+
+
+def _one_recommended(recommendation: Recommendation, how_sure: str = "") -> str:
     if recommendation.configuration is None:
         return f"None: {recommendation.reason}."
     parts = [f"**{recommendation.configuration.name}**: {recommendation.reason}."]
+    if how_sure:
+        parts.append(how_sure)
     if len(recommendation.standings) > 1:
         rows = [
             (each.configuration.name, f"{each.score:.1%}", f"{each.worst:.1%}", each.worst_place)
@@ -83,7 +105,7 @@ def _one_recommended(recommendation: Recommendation) -> str:
         ]
         parts.append(table(("configuration", "of the best", "at its worst", "where"), rows, "lrrl"))
     if len(recommendation.best_by_place) > 1:
-        fastest = [(place, name, f"{speed:,.1f}") for place, name, speed in recommendation.best_by_place]
+        fastest = [(place, name, told_value(speed)) for place, name, speed in recommendation.best_by_place]
         names = ("place", "configuration", "tok/s in total")
         parts.append("Fastest in each place:\n\n" + table(names, fastest, "llr"))
     if recommendation.left_out:
@@ -100,8 +122,8 @@ def _comparison(changes: Sequence[Change], threshold: float) -> str:
             change.configuration,
             change.place,
             _QUANTITIES[change.quantity],
-            told_number(change.old),
-            told_number(change.new),
+            told_value(change.old),
+            told_value(change.new),
             "-" if change.ratio is None else f"{change.ratio:.3f}",
             f"**{change.judgement}**" if change.judgement in ("regression", "lost") else change.judgement,
         )
@@ -130,17 +152,17 @@ def _speeds(results: ResultSet) -> str:
             rows.append(
                 (
                     each.configuration.name,
-                    told_estimate(numbers.user_tok_s, ".1f"),
-                    told_estimate(numbers.total_tok_s, ".1f") + ("" if numbers.total_is_steady else " *"),
-                    told_estimate(numbers.ttft_ms, ".0f"),
-                    told_number(numbers.ttft_p95_ms, ".0f"),
-                    told_estimate(numbers.tau, ".2f"),
+                    told_estimate(numbers.user_tok_s),
+                    told_estimate(numbers.total_tok_s) + ("" if numbers.total_is_steady else " *"),
+                    told_estimate(numbers.ttft_ms),
+                    told_value(numbers.ttft_p95_ms),
+                    told_estimate(numbers.tau),
                     *([cached] if with_cache else []),
                     f"{sum(numbers.errors.values())}/{numbers.requests}",
                 )
             )
         names = ["configuration", "tok/s of one user", "tok/s in total", "TTFT ms", "TTFT p95", "tau"]
-        names += ["prompt from cache", "errors"] if with_cache else ["errors"]
+        names += ["cached", "errors"] if with_cache else ["errors"]
         parts.append(f"### {told_place(place)}\n\n{table(names, rows, 'l' + 'r' * (len(names) - 1))}")
     if any(not each.numbers.total_is_steady for each in results.measurements):
         parts.append("\\* over whole repetitions: there was no steady window in each of them.")
@@ -199,23 +221,30 @@ def _roofline(roofline: tuple[Machine, list[Share]] | None) -> str:
             "not known. Give --target-gb, --drafter-gb and, for hardware without a data sheet here, --bandwidth-gb-s."
         )
     machine, found = roofline
+    places = place_names({each.measurement.place for each in found})
+    names, alignment = ["configuration", "place", "tok/s of one user", "bound", "share"], "llrrr"
     rows = [
-        (
+        [
             each.measurement.configuration.name,
-            told_place(each.measurement.place),
-            f"{each.measurement.numbers.user_tok_s.value:,.1f}" if each.measurement.numbers.user_tok_s else "-",
-            f"{each.bound_tok_s:,.1f}",
+            places[each.measurement.place],
+            told_value(each.share * each.bound_tok_s),
+            told_value(each.bound_tok_s),
             f"{each.share:.1%}",
-        )
+        ]
         for each in found
     ]
     head = (
         f"## Fraction of the bound\n\nAgainst reading {machine.target_gb:g} GB of the target and "
         f"{machine.drafter_gb:g} GB "
         f"of the drafter once a round at {machine.bandwidth_gb_s:g} GB/s ({machine.source}); K/V, arithmetic and "
-        "launches are left out of the bound, and tau is the measured one."
+        "launches are left out of the bound, and tau is the measured one. What is missing is theirs and the host's."
     )
-    return f"{head}\n\n{table(('configuration', 'place', 'tok/s', 'bound', 'share'), rows, 'llrrr')}"
+    if len(places) == 1:  # said once
+        head += f" All at {next(iter(places.values()))}."
+        alignment = "lrrr"
+        for row in (names, *rows):
+            del row[1]
+    return f"{head}\n\n{table(names, rows, alignment)}"
 
 
 def _failures(results: ResultSet) -> str:
@@ -232,6 +261,11 @@ def _failures(results: ResultSet) -> str:
     if late := [each.numbers.client_lag_ms for each in results.measurements if each.numbers.client_lag_ms > _LAG_MS]:
         told = f"the client's event loop was late by up to {max(late):.0f} ms: a busy machine; latencies hold it too"
         rows.append((f"{len(late)} of {len(results.measurements)} cells", "client lag", told))
+    for run in results.runs:
+        sessions = sum(session.run_id == run.run_id for session in results.sessions)
+        if sessions > 1:
+            told = f"measured in {sessions} goes; a unit that was cut off was measured again as a whole"
+            rows.append((run_name(run), "resumed", told))
     for each in results.measurements:
         place = f"{each.configuration.name}; {told_place(each.place)}"
         rows += [(place, "server's note", told) for told in each.numbers.notes]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 
-from ddtree.bench.record import SessionRecord
+from ddtree.bench.record import RunRecord, SessionRecord
+from ddtree.report.configuration import configuration_of
 from ddtree.report.markdown import table
 from ddtree.report.results import ResultSet
+from ddtree.report.server_facts import server_facts
 
 
 def method(results: ResultSet) -> str:
@@ -37,7 +38,8 @@ def method(results: ResultSet) -> str:
             "the numbers."
         )
     if cached:
-        lines.append(f"- Of prompt tokens, {min(cached):.0%} to {max(cached):.0%} came from the server's prefix cache.")
+        told = " to ".join(dict.fromkeys((f"{min(cached):.0%}", f"{max(cached):.0%}")))
+        lines.append(f"- Of prompt tokens, {told} came from the server's prefix cache.")
     return "## How it was measured\n\n" + "\n".join(lines)
 
 
@@ -48,8 +50,12 @@ def reproduce(results: ResultSet) -> str:
     parts = ["## How to get it again", "```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```"]
     rows = [("measured from", machine) for machine in machines(results)]
     rows += [("commit, versions", program) for program in dict.fromkeys(map(_program, results.sessions))]
-    deployments = dict.fromkeys(each.deployment_sha256 for each in results.sessions if each.deployment_sha256)
-    rows += [("deployment", digest) for digest in deployments]
+    names = {run.run_id: run_name(run) for run in results.runs}
+    rows += dict.fromkeys(
+        (f"deployment of {names.get(each.run_id, each.run_id)}", f"SHA-256 {each.deployment_sha256[:16]}")
+        for each in results.sessions
+        if each.deployment_sha256
+    )
     prompts = [
         (f"prompts: {each.name}", f"{each.prompts} from {each.source}, SHA-256 {each.sha256[:16]}")
         for run in results.runs
@@ -58,10 +64,16 @@ def reproduce(results: ResultSet) -> str:
     rows += dict.fromkeys(prompts)
     if rows:
         parts.append(table(("", ""), rows, "ll"))
-    facts = _server_facts(results)
-    if facts:
-        parts.append(f"The server's own account, at the last start:\n\n```json\n{facts}\n```")
+    if facts := server_facts(results.sessions):
+        told = "\n".join(facts)
+        head = "From the server's own account at the last start (all of it is in `sessions.jsonl`):"
+        parts.append(f"{head}\n\n```text\n{told}\n```")
     return "\n\n".join(parts)
+
+
+def run_name(run: RunRecord) -> str:
+    """What was deployed for it, where a sweep says so; else its label."""
+    return configuration_of(run, "server").name if run.settings else run.label
 
 
 def machines(results: ResultSet) -> list[str]:
@@ -79,18 +91,6 @@ def _machine(session: SessionRecord) -> str:
 def _program(session: SessionRecord) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in session.versions.items() if version)
     return f"{session.commit or 'not from a checkout'}; {versions}"
-
-
-def _server_facts(results: ResultSet) -> str:
-    for session in reversed(results.sessions):
-        info = session.server_facts.get("/server_info") or session.server_facts.get("/get_server_info")
-        if info:
-            shown = {
-                name: info[name] for name in ("versions", "commit", "requested", "effective") if name in info
-            } or info
-            text = json.dumps(shown, indent=1, sort_keys=True)
-            return text if len(text) < 6000 else text[:6000] + "\n... (the rest is in sessions.jsonl)"
-    return ""
 
 
 def _command(words: Sequence[str]) -> str:

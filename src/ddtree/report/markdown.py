@@ -7,9 +7,18 @@ from collections.abc import Iterable, Sequence
 from ddtree.bench.statistics import Estimate
 
 
-def told_estimate(estimate: Estimate | None, spec: str) -> str:
+def told_value(value: float | None) -> str:
+    """Three digits or more, never with an exponent, or a dash."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def told_estimate(estimate: Estimate | None) -> str:
     """A value and its interval, or a dash."""
-    return "-" if estimate is None else f"{estimate:{spec}}"
+    if estimate is None:
+        return "-"
+    return f"{told_value(estimate.value)} [{told_value(estimate.low)}, {told_value(estimate.high)}]"
 
 
 def told_number(value: float | None, spec: str = ".3g") -> str:

@@ -26,6 +26,7 @@ th { text-align: left; font-weight: 600; color: var(--faint); border-bottom: 1.5
   vertical-align: bottom; }
 th, td { padding: .38rem .8rem .38rem 0; }
 td { border-bottom: 1px solid var(--line); vertical-align: top; }
+td[style*="right"] { white-space: nowrap; }
 tr:last-child td { border-bottom: none; }
 thead:has(th:empty) { display: none; }
 figure { margin: 1rem 0 2rem; }

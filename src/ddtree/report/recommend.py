@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddtree.bench.statistics import Estimate
@@ -72,15 +72,16 @@ def _recommend(found: dict[Configuration, dict[Place, Measurement]], places: fro
             considered[configuration] = measured
     if not considered:
         return Recommendation(None, "every configuration had too many errors", (), tuple(left_out))
+    names = place_names(places)
     best = {place: max(_speed(measured[place]) for measured in considered.values()) for place in places}
     standings = sorted(
-        (_standing(configuration, measured, best) for configuration, measured in considered.items()),
+        (_standing(configuration, measured, best, names) for configuration, measured in considered.items()),
         key=lambda standing: -standing.score,
     )
     near = [standing for standing in standings if standing.score >= standings[0].score * (1 - TIE)]
     chosen = min(near, key=lambda standing: _budget_order(standing.configuration))
     winners = tuple(
-        (told_place(place), *max((_winner(c, p[place]) for c, p in considered.items()), key=lambda w: w[1]))
+        (names[place], *max((_winner(c, p[place]) for c, p in considered.items()), key=lambda w: w[1]))
         for place in sorted(places, key=lambda place: (place[0], place[1] or 0, place[2:]))
     )
     return Recommendation(
@@ -90,10 +91,25 @@ def _recommend(found: dict[Configuration, dict[Place, Measurement]], places: fro
 
 def told_place(place: Place) -> str:
     """A place in words."""
+    return ", ".join(text for text in _words(place) if text)
+
+
+def _words(place: Place) -> tuple[str, str, str, str]:
     workload, context, concurrency, temperature = place
     length = "prompts as they are" if context is None else f"{context} tokens of context"
-    heat = "" if temperature == 0 else f", temperature {temperature:g}"
-    return f"{workload}, {length}, {concurrency} at a time{heat}"
+    return workload, length, f"{concurrency} at a time", "" if temperature == 0 else f"temperature {temperature:g}"
+
+
+def place_names(places: Iterable[Place]) -> dict[Place, str]:
+    """Each in words, without the workload and the length of context where all have the same."""
+    places = list(places)
+    if len(places) < 2:
+        return {place: told_place(place) for place in places}
+    names = {}
+    for place in places:
+        kept = [text for axis, text in enumerate(_words(place)) if axis > 1 or len({p[axis] for p in places}) > 1]
+        names[place] = ", ".join(text for text in kept if text)
+    return names
 
 
 def _complaint(places: Sequence[Measurement]) -> str:
@@ -106,11 +122,13 @@ def _complaint(places: Sequence[Measurement]) -> str:
     return ""
 
 
-def _standing(configuration: Configuration, places: dict[Place, Measurement], best: dict) -> Standing:
+def _standing(
+    configuration: Configuration, places: dict[Place, Measurement], best: dict[Place, float], names: dict[Place, str]
+) -> Standing:
     shares = {place: _speed(places[place]) / top if top else 0.0 for place, top in best.items()}
     score = math.exp(sum(math.log(max(share, 1e-9)) for share in shares.values()) / len(shares))
     worst = min(shares, key=lambda place: shares[place])
-    return Standing(configuration, score, shares[worst], told_place(worst), len(shares))
+    return Standing(configuration, score, shares[worst], names[worst], len(shares))
 
 
 def _speed(measurement: Measurement) -> float:
@@ -120,6 +138,10 @@ def _speed(measurement: Measurement) -> float:
 
 def _overlap(one: Estimate | None, other: Estimate | None) -> bool:
     return one is not None and other is not None and one.low <= other.high and other.low <= one.high
+
+
+def _is_near(own: dict[Place, Measurement], other: dict[Place, Measurement]) -> bool:
+    return all(_overlap(each.numbers.total_tok_s, other[place].numbers.total_tok_s) for place, each in own.items())
 
 
 def _winner(configuration: Configuration, measurement: Measurement) -> tuple[str, float]:
@@ -155,9 +177,10 @@ def _reason(
         after = next((each for each in standings if each is not chosen), None)
         if after:
             words.append(f"next is {after.configuration.name} with {after.score:.0%}")
-            pairs = [(measured, considered[after.configuration][place]) for place, measured in own.items()]
-            if all(_overlap(one.numbers.total_tok_s, other.numbers.total_tok_s) for one, other in pairs):
-                words.append("their intervals overlap everywhere, so that chance may have put them in this order")
+    alike = [each for each in standings if each is not chosen and _is_near(own, considered[each.configuration])]
+    if alike:
+        them = ", ".join(each.configuration.name for each in alike)
+        words.append(f"its intervals overlap everywhere with those of {them}: chance may have put them in this order")
     plain = next((c for c in considered if c.mode == "ar" and c.others == chosen.configuration.others), None)
     if plain and plain != chosen.configuration:
         gains = [
