@@ -75,7 +75,7 @@ def test_what_was_measured_is_kept_for_those_weights_only(pair: Pair, prompts: l
     keep_expected_tau(tmp_path, evaluation)
     told = json.loads((tmp_path / "expected_tau.json").read_text())
     assert told["n_prompts"] == {"short": 2, "long": 2}
-    assert told["tau"]["long"] == {str(row.plan): round(row.tau, 3) for row in evaluation.rows[2:]}
+    assert told["tau"]["long"] == {str(row.plan): round(row.tau, 6) for row in evaluation.rows[2:]}
     assert "float32, greedy, at most 20 new tokens" in told["measured"]
     (tmp_path / "model.safetensors").write_bytes(weights.read_bytes())
     expected = read_expected_tau(tmp_path)

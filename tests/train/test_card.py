@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -74,6 +75,28 @@ def cells(card: str) -> dict[str, list[str]]:
     """Rows of all tables by their first cell."""
     rows = [line.strip("| ").split(" | ") for line in card.splitlines() if line.startswith("| ")]
     return {row[0]: row[1:] for row in rows}
+
+
+def test_names_of_others_begin_no_line(pair: Pair) -> None:
+    stranger = DATA.model_copy(update={"target": TARGET.model_copy(update={"name": "x\n# forged\x1b[31m"})})
+    write_card(pair.drafter, facts_of(pair, data=[stranger], licence="mit\nforged: yes"))
+    text = (pair.drafter / "README.md").read_text()
+    assert "forged" in text and "\x1b" not in text
+    assert not any(line.startswith(("# forged", "forged")) for line in text.splitlines())
+
+
+def test_a_config_that_leaves_things_to_the_format_has_a_card(pair: Pair) -> None:
+    path = pair.drafter / "config.json"
+    config = json.loads(path.read_text())
+    config["dflash_config"]["block_size"] = config.pop("block_size")
+    for name in ("head_dim", "num_key_value_heads"):
+        del config[name]
+    del config["dflash_config"]["target_layer_ids"]
+    path.write_text(json.dumps(config))
+    write_card(pair.drafter, facts_of(pair))
+    told = cells((pair.drafter / "README.md").read_text())
+    assert told["target features"] == ["output of target layers that are spread evenly"]
+    assert told["layers"][0].endswith("head size 128")
 
 
 def test_every_fact_is_told(pair: Pair) -> None:

@@ -65,6 +65,7 @@ def test_bad_rows_are_named_and_skipped_or_refused(folder: Path) -> None:
         (("--prompts", "{folder}/first.jsonl", "--greedy-share", "2"), ("--greedy-share is 2.0",)),
         (("--prompts", "{folder}/first.jsonl", "--exclude", "nowhere.jsonl"), ("cannot read nowhere.jsonl",)),
         (("--prompts", "{folder}/first.jsonl", "--max-answer", "1000"), ("context of 256", "--max-answer")),
+        (("--prompts", "{folder}/first.jsonl", "--allow", "Think."), ("--allow without --exclude",)),
     ],
 )
 def test_wrong_flags_get_one_line(
@@ -91,5 +92,10 @@ def test_evaluate_prints_a_table_and_keeps_it(tmp_path: Path) -> None:
     tau = json.loads((pair.drafter / "expected_tau.json").read_text())["tau"]["exam"]
     assert row == ["exam", "2", f"{tau['chain']:.2f}", f"{tau['4']:.2f}"]
     told = json.loads(ddtree(*command, "--json").stdout)
-    assert [round(value, 3) for value in told["tau"]] == [tau["chain"], tau["4"]]
+    assert told["tau"] == pytest.approx([tau["chain"], tau["4"]], abs=1e-4)
     assert is_one_line_for_the_user(ddtree(*command, "--budgets", "chain,many"), "--budgets names 'many'")
+
+
+def test_the_installed_demo_keeps_its_own_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(("train", "evaluate", "--prompts", "nowhere.jsonl", "--keep")) == 2
+    assert "--keep would change the installed demo" in capsys.readouterr().err

@@ -108,6 +108,8 @@ def test_the_mask_is_a_token_that_text_never_has(tmp_path: Path) -> None:
         ({"batch": {"rows": 0}}, "batch.rows"),
         ({"optimization": {"matrix_rate": float("nan")}}, "optimization.matrix_rate"),
         ({"data": ()}, "data"),
+        ({"data": (Path("a"), Path("b/../a"))}, "a data folder is given twice"),
+        ({"held_out": {"tau_count": 3}}, "held_out: tau_count has no effect without tau_prompts"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(
@@ -128,6 +130,8 @@ def test_settings_that_cannot_be_are_refused_by_name(
         ({"drafter": {"layers": 1, "tap_layers": (3,)}}, "target_layer_ids name the last layer 3"),
         ({"drafter": {"layers": 1, "heads": 3}}, "3 heads cannot share 2 key heads"),
         ({"drafter": {"layers": 1, "mask_token_id": 61}}, "mask_token_id 61 is no token of the target"),
+        ({"drafter": {"layers": 1, "tap_layers": (9,)}}, r"^the new drafter's target_layer_ids \[9\]"),
+        ({"sliding_block": "causal"}, "no layer has a sliding window"),
         ({"held_out": {"conversations": 8}}, "8 conversations can be trained on, 8 of them"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,9 @@ import pytest
 import torch
 
 from cli.command import ddtree, is_one_line_for_the_user
+from ddtree.cli.main import run
 from ddtree.train.checkpoint import CHECKPOINT, read_checkpoint
+from ddtree.train.run_log import CsvLog
 from train.markov import make_data, make_markov_target
 
 STEPS = 30
@@ -163,9 +166,49 @@ def test_a_run_does_not_go_on_with_other_settings(words: list[str], whole: Path,
     assert is_one_line_for_the_user(result, "has other settings", cause)
 
 
-def test_a_damaged_checkpoint_is_named(words: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def begun(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its first step."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
     assert ddtree(*words, "--out", str(folder), "--stop-after", "0.001").returncode == 0
+    return folder
+
+
+def test_a_cut_checkpoint_is_named(words: list[str], begun: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(begun, tmp_path / "run"))
     path = folder / CHECKPOINT
     path.write_bytes(path.read_bytes()[:1000])
     assert is_one_line_for_the_user(ddtree(*words, "--out", str(folder), "--resume"), str(path), "cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"optimizer": None}, "is damaged"),
+        ({"step": -5}, "is damaged"),
+        ({"train_s": float("nan")}, "is damaged"),
+        ({"optimizer": {}}, "does not fit this run"),
+        ({"optimizer.muon": [torch.zeros(1)]}, "does not fit this run"),
+        ({"drafter": {"fc.weight": torch.zeros(1)}}, "does not fit this run"),
+    ],
+)
+def test_the_checkpoint_of_another_run_is_named(
+    changes: dict[str, object], cause: str, words: list[str], begun: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = Path(shutil.copytree(begun, tmp_path / "run"))
+    fields = torch.load(folder / CHECKPOINT, weights_only=True)
+    for name, value in changes.items():
+        outer, _, inner = name.partition(".")
+        (fields[outer] if inner else fields)[inner or outer] = value
+    torch.save(fields, folder / CHECKPOINT)
+    assert run([*words, "--out", str(folder), "--resume"]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert CHECKPOINT in told and cause in told
+
+
+def test_half_a_row_of_a_log_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"step,loss\n1,0.5\n2,0.4\n\xff,1\n1,0.")
+    CsvLog(path, ["step", "loss"], 2)
+    assert path.read_text() == "step,loss\n1,0.5\n2,0.4\n"

@@ -14,6 +14,7 @@ from ddtree.cli.options import Dtype
 from ddtree.cli.output import ProgressLine, note, print_json, result_console
 from ddtree.demo import drafter_folder, target_folder
 from ddtree.errors import UserError
+from ddtree.plain_text import printable
 
 if TYPE_CHECKING:
     from ddtree.train.acceptance import Acceptance, Evaluation, Plan
@@ -162,6 +163,10 @@ def evaluate(
     plans = _read_plans(budgets)
     if model is not None and draft is None:
         raise UserError("--model is given, but no drafter", "add --draft DIR")
+    if keep and draft is None:
+        raise UserError(
+            "--keep would change the installed demo", "add --draft DIR, such as a copy of the demo's drafter"
+        )
     with ProgressLine() as progress:
         import_engine("train evaluate", progress)
         from ddtree.train.acceptance import EvaluationRequest, evaluate_drafter, keep_expected_tau
@@ -181,9 +186,6 @@ def evaluate(
             on_bad_row=on_bad_row.value,
         )
         evaluation = evaluate_drafter(request, progress)
-    if keep:
-        keep_expected_tau(folder, evaluation)
-        rewrite_card(folder)
     if as_json:
         tau = {"tau": [round(row.tau, 4) for row in evaluation.rows]}
         print_json(evaluation.model_dump(mode="json") | tau)
@@ -191,6 +193,9 @@ def evaluate(
         _tell_evaluation(evaluation)
     for remark in evaluation.notes:
         note(f"note: {remark}")
+    if keep:  # last, so that a folder that cannot be written costs no figures
+        keep_expected_tau(folder, evaluation)
+        rewrite_card(folder)
 
 
 def _with_weight(given: str) -> tuple[Path, float]:
@@ -247,9 +252,9 @@ def _tell_data(report: DataReport, out: Path) -> None:
     )
     for what, counts in (("from", facts.n_by_source), ("left out", _left_out(facts))):
         for name, count in counts.items():
-            console.print(f"  {what} {name}: {count:,}", markup=False, soft_wrap=True)
+            console.print(f"  {what} {printable(name)}: {count:,}", markup=False, soft_wrap=True)
     for bad in facts.bad_rows:
-        note(f"skipped {bad}")
+        note(f"skipped {printable(bad)}")
     if report.seconds:
         rate = report.new_answer_tokens / report.seconds
         note(f"[{report.seconds:.1f} s, {rate:,.0f} answer tok/s, {report.seats} at a time]")

@@ -42,7 +42,7 @@ class TrainProgress(MovingLine):
     def _step(self, told: Told) -> None:
         seen = (
             f"step {told.step}, loss {told.loss:.3f}, tau about {told.tau:.2f}, "
-            f"{told.anchors_s / 1e3:.1f}k blocks/s, epoch {told.epoch:.2f}"
+            f"{told.anchors_s:,.0f} blocks/s, epoch {told.epoch:.2f}"
         )
         if self.bar:
             self.move(description="training", total=1.0, completed=told.progress, seen=seen)
@@ -60,6 +60,6 @@ class TrainProgress(MovingLine):
         parts = ", ".join(f"{name} {ms:.1f}" for name, ms in times.parts_ms.items())
         memory = "" if times.peak_memory_gib is None else f", {times.peak_memory_gib:.1f} GiB at most"
         self.print(
-            f"a step takes {times.step_ms:.1f} ms ({parts}): {times.tokens_s / 1e3:.1f}k tokens/s, "
-            f"{times.anchors_s / 1e3:.1f}k blocks/s{memory}"
+            f"a step takes {times.step_ms:.1f} ms ({parts}): {times.tokens_s:,.0f} tokens/s, "
+            f"{times.anchors_s:,.0f} blocks/s{memory}"
         )

@@ -294,7 +294,8 @@ class Expect(Section):
     """What `ddtree verify` holds the running service to."""
 
     tau_floor: Annotated[float, Field(ge=1)] | None = None
-    """Committed tokens per round, at least. Default: 1.2 where speculation is declared."""
+    """Committed tokens per round, at least. Default, where speculation is declared: half of what the drafter's folder
+    promises, from 1.2 to 2; 1.2 where it promises nothing."""
     tok_s_floor: Annotated[float, Field(gt=0)] | None = None
     """Tokens a second of one request after its first token, at least."""
     cuda_graphs: bool | None = None

@@ -165,7 +165,7 @@ def keep_expected_tau(folder: Path, evaluation: Evaluation) -> ExpectedTau:
     """
     tau: dict[str, dict[str, float]] = {}
     for row in evaluation.rows:
-        tau.setdefault(row.data_set, {})[str(row.plan)] = round(row.tau, 3)
+        tau.setdefault(row.data_set, {})[str(row.plan)] = round(row.tau, 6)
     expected = ExpectedTau(
         drafter_sha256=evaluation.drafter_sha256,
         measured=(

@@ -11,12 +11,15 @@ from typing import Any
 
 from ddtree.errors import UserError
 from ddtree.models.config_file import read_json_object
+from ddtree.plain_text import printable
 from ddtree.train.acceptance import ExpectedTau, read_expected_tau
 from ddtree.train.card_facts import CardFacts, RunFacts, keep_card_facts, read_card_facts
 from ddtree.train.data_facts import DataFacts, file_sha256
 from ddtree.train.durable import replacing
 
 CARD_FILE = "README.md"
+_QWEN3_HEAD_DIM = 128
+"""Of a config that names none."""
 
 
 def write_card(folder: Path, facts: CardFacts) -> None:
@@ -61,21 +64,21 @@ def card_text(facts: CardFacts, config: dict[str, Any], weights: tuple[int, str]
         weights: number of parameters, and their type.
         tau: what the evaluation found; None where there was none.
     """
-    return "\n".join(
-        [
-            *_front_matter(facts),
-            f"# {facts.name}",
-            "",
-            f"A DFlash block-diffusion drafter for **{facts.base_model or facts.target.name}**. In one forward pass it "
-            f"proposes the next {config['block_size'] - 1} tokens; the target verifies them, as a chain (DFlash) or as "
-            "a tree (DDTree), and every token that is kept is the target's own.",
-            "",
-            *_shape_section(facts, config, weights),
-            *_acceptance_section(tau),
-            *_data_section(facts.data),
-            *_training_section(facts),
-        ]
-    )
+    lines = [
+        *_front_matter(facts),
+        f"# {facts.name}",
+        "",
+        f"A DFlash block-diffusion drafter for **{facts.base_model or facts.target.name}**. In one forward pass it "
+        f"proposes the next {_stated(config, 'block_size') - 1} tokens; the target verifies them, as a chain (DFlash) "
+        "or as a tree (DDTree), and every token that is kept is the target's own.",
+        "",
+        *_shape_section(facts, config, weights),
+        *_acceptance_section(tau),
+        *_data_section(facts.data),
+        *_training_section(facts),
+    ]
+    # Names and sentences come from other people's folders: none of them begins a line of its own.
+    return "\n".join(printable(line, keep="") for line in lines)
 
 
 def _front_matter(facts: CardFacts) -> list[str]:
@@ -87,16 +90,18 @@ def _front_matter(facts: CardFacts) -> list[str]:
 
 def _shape_section(facts: CardFacts, config: dict[str, Any], weights: tuple[int, str]) -> list[str]:
     n_parameters, dtype = weights
-    taps = ", ".join(map(str, config["dflash_config"]["target_layer_ids"]))
+    taps, block_size = _stated(config, "target_layer_ids"), _stated(config, "block_size")
+    of_layers = f"layers {', '.join(map(str, taps))} (counted from 0)" if taps else "layers that are spread evenly"
+    heads = config["num_attention_heads"]
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
     rows = {
-        "format": f"`{config['architectures'][0]}`, the Hugging Face layout of the z-lab drafters",
+        "format": "`DFlashDraftModel`, the Hugging Face layout of the z-lab drafters",
         "layers": f"{config['num_hidden_layers']}, hidden {config['hidden_size']}, intermediate "
-        f"{config['intermediate_size']}, {config['num_attention_heads']} heads, {config['num_key_value_heads']} "
-        f"key/value heads, head size {config['head_dim']}",
+        f"{config['intermediate_size']}, {heads} heads, {config.get('num_key_value_heads', heads)} "
+        f"key/value heads, head size {config.get('head_dim', _QWEN3_HEAD_DIM)}",
         "attention": f"sliding, {window} tokens" if window else "full",
-        "block size": f"{config['block_size']} (one known token and {config['block_size'] - 1} mask tokens)",
-        "target features": f"output of target layers {taps} (counted from 0)",
+        "block size": f"{block_size} (one known token and {block_size - 1} mask tokens)",
+        "target features": f"output of target {of_layers}",
         "mask token": str(config["dflash_config"]["mask_token_id"]),
         "parameters": f"{n_parameters:,} in {dtype}; embedding and output head are the target's",
         "weights": f"SHA-256 `{facts.weights_sha256}`",
@@ -105,6 +110,11 @@ def _shape_section(facts: CardFacts, config: dict[str, Any], weights: tuple[int,
         "licence": facts.licence or "none was stated",
     }
     return [*_table(("", ""), rows.items()), ""]
+
+
+def _stated(config: dict[str, Any], key: str) -> Any:
+    """A key that drafters have at either of two places; None where they have it at neither."""
+    return config.get("dflash_config", {}).get(key, config.get(key))
 
 
 def _acceptance_section(tau: ExpectedTau | None) -> list[str]:

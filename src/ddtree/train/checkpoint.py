@@ -6,8 +6,11 @@ number of steps is all the state that they have.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -69,7 +72,31 @@ def read_checkpoint(folder: Path, device: torch.device) -> Checkpoint | None:
         raise UserError(f"{path} cannot be read ({type(error).__name__})", _REMEDY) from None
     if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
         raise UserError(f"{path} was written by another version", _REMEDY)
+    if not _is_whole(fields):
+        raise UserError(f"{path} is damaged", _REMEDY)
     return Checkpoint(**fields)
+
+
+@contextlib.contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """For the block that takes over the checkpoint's tensors.
+
+    Raises:
+        UserError: they are not those of this run.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        cause = str(error).splitlines()[-1].strip()
+        raise UserError(f"{folder / CHECKPOINT} does not fit this run ({cause})", _REMEDY) from None
+
+
+def _is_whole(fields: dict[str, Any]) -> bool:
+    if fields.keys() != {field.name for field in dataclasses.fields(Checkpoint)}:
+        return False
+    step, train_s = fields["step"], fields["train_s"]
+    numbers = isinstance(step, int) and step >= 0 and isinstance(train_s, float) and 0 <= train_s < math.inf
+    return numbers and isinstance(fields["drafter"], dict) and isinstance(fields["optimizer"], dict)
 
 
 class _Watched:

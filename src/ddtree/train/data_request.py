@@ -64,6 +64,8 @@ class DataRequest:
         for path, weight in self.prompts:
             if not (math.isfinite(weight) and weight > 0):
                 raise UserError(f"the weight of {path} is {weight}", "give a number above 0")
+        if self.allowed and not self.exclude:
+            raise UserError("--allow without --exclude allows nothing", "give --exclude FILE too, or leave it out")
         for flag, share in (("--greedy-share", self.greedy_share), ("--self-prompt-share", self.self_prompt_share)):
             if not 0 <= share <= 1:
                 raise UserError(f"{flag} is {share}", "choose a share from 0 to 1")

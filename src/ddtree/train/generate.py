@@ -22,7 +22,7 @@ from ddtree.train.data_request import DataRequest
 from ddtree.train.draw_plan import DrawPlan
 from ddtree.train.generation_limits import Limits, seat_bytes
 from ddtree.train.overlap import EvaluationText
-from ddtree.train.prompt_files import BadRow, read_prompt_file, refuse
+from ddtree.train.prompt_files import BadRow, read_prompt_file
 from ddtree.train.prompt_pool import PromptPool, read_pool
 from ddtree.train.shard_maker import ShardMaker
 from ddtree.train.shards import ShardWriter, locked
@@ -180,7 +180,7 @@ def _read_evaluation(request: DataRequest) -> tuple[EvaluationText, list[Evaluat
     for file in request.exclude:
         rows = list(read_prompt_file(file))
         if bad := next((row for row in rows if isinstance(row, BadRow)), None):
-            raise refuse(bad)  # a prompt that cannot be read cannot be kept out
+            raise UserError(str(bad), "correct or remove the row: what cannot be read cannot be kept out")
         texts += [row.text for row in rows if not isinstance(row, BadRow)]
         files.append(EvaluationFile(name=file.name, sha256=file_sha256(file), n_rows=len(rows)))
     return EvaluationText(texts, request.allowed), files

@@ -55,6 +55,8 @@ class Muon:
 
     def restore(self, state: list[torch.Tensor]) -> None:
         for momentum, saved in zip(self._momenta, state, strict=True):
+            if saved.shape != momentum.shape:
+                raise ValueError(f"momenta are {list(saved.shape)}, not {list(momentum.shape)}")
             momentum.copy_(saved)
 
 

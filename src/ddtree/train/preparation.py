@@ -60,7 +60,10 @@ def prepare(settings: TrainSettings, device_name: str, tell: Callable[[str], Non
     for folder in folders:
         folder.require_target(identity)
     drafter_json = _drafter_json(settings, config)
-    drafter = TrainableDrafter(_read_back(drafter_json, settings, config), drafter_json)
+    read_back = _read_back(drafter_json, settings, config)
+    if settings.sliding_block == "causal" and not any(read_back.sliding_windows):
+        raise UserError("--sliding-block causal, but no layer has a sliding window", "leave it out")
+    drafter = TrainableDrafter(read_back, drafter_json)
     corpus = _corpus(settings, folders, drafter.config.mask_token_id)
     tell(
         f"{len(corpus.training)} conversations to train on, {len(corpus.held_out)} held out, {corpus.n_cut} cut to a "
@@ -111,7 +114,11 @@ def _read_back(drafter_json: dict[str, Any], settings: TrainSettings, config: Ta
         return read_drafter_config(settings.start_from, config, sliding_block=settings.sliding_block)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(drafter_json))
-        return read_drafter_config(Path(folder), config, sliding_block=settings.sliding_block)
+        try:
+            return read_drafter_config(Path(folder), config, sliding_block=settings.sliding_block)
+        except UserError as error:  # of a file that nobody knows of
+            cause = error.cause.removeprefix(f"{Path(folder) / 'config.json'}: ")
+            raise UserError(f"the new drafter's {cause}", "correct its flags") from None
 
 
 def _corpus(settings: TrainSettings, folders: list[Conversations], mask_token_id: int) -> Corpus:

@@ -15,7 +15,7 @@ import torch
 
 from ddtree.errors import UserError
 from ddtree.train.anchors import depth_decay
-from ddtree.train.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from ddtree.train.checkpoint import Checkpoint, fitting, read_checkpoint, write_checkpoint
 from ddtree.train.compiling import choose_wrap
 from ddtree.train.packing import PackedRows, RowStream, held_out_batches
 from ddtree.train.parallel import Group, join_group
@@ -138,8 +138,9 @@ class _Run:
         checkpoint = read_checkpoint(options.folder, self._device) if options.resume else None
         if checkpoint is not None:
             self._step, self._train_s = checkpoint.step, checkpoint.train_s
-            prepared.drafter.load(checkpoint.drafter)
-            self._trainer.optimizer.restore(checkpoint.optimizer)
+            with fitting(options.folder):
+                prepared.drafter.load(checkpoint.drafter)
+                self._trainer.optimizer.restore(checkpoint.optimizer)
         is_through = self._progress() >= 1  # killed between the last checkpoint and the end: the last look comes anew
         if group.leads:
             folder.open_logs(depths, self._step, self._step - is_through)
@@ -244,7 +245,7 @@ class _Run:
         rows_s = since.steps * self._per_step / since.train_s if since.train_s else 0.0
         told = Told(
             step=self._step,
-            progress=self._progress(),
+            progress=min(self._progress(), 1.0),  # the clock is looked at after the last steps
             train_s=self._train_s,
             epoch=self._step * self._per_step / self._stream.rows_per_epoch,
             loss=means.loss,

@@ -21,7 +21,7 @@ from ddtree.train.parallel import Group
 from ddtree.train.preparation import Prepared
 from ddtree.train.run_log import CsvLog, by_depth_columns
 from ddtree.train.settings import TrainSettings, changed_settings, plain_settings
-from ddtree.train.shards import DATA_FILE, locked
+from ddtree.train.shards import DATA_FILE, locked, read_facts
 from ddtree.train.step_times import StepTimes
 from ddtree.train.watching import Told
 
@@ -84,6 +84,8 @@ class RunFolder:
         if not group.leads:
             yield cls(path)
             return
+        for folder in settings.data:
+            read_facts(folder)
         data_sha256 = {str(folder): file_sha256(folder / DATA_FILE) for folder in settings.data}
         basis = Basis(data_sha256=data_sha256, processes=group.size)
         with locked(path):

@@ -69,8 +69,10 @@ class CsvLog:
         self._path = path
         kept = [columns]
         if path.exists():
-            with path.open(encoding="utf-8", newline="") as file:
-                kept += [row for row in list(csv.reader(file))[1:] if row and int(row[0]) <= last_step]
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            # A full disk leaves half a row at the end.
+            whole = [row for row in csv.reader(line for line in lines[1:] if line.endswith("\n")) if row]
+            kept += [row for row in whole if row[0].isdecimal() and int(row[0]) <= last_step]
         with replacing(path) as binary:
             binary.write(_text(kept).encode())
 

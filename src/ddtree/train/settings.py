@@ -149,6 +149,15 @@ class HeldOut(_Group):
     tau_count: Positive = 8
     tau_every: Positive = 1
 
+    @model_validator(mode="after")
+    def _has_effect(self) -> HeldOut:
+        plain = type(self).model_fields
+        if not self.tau_prompts:
+            for name in ("tau_count", "tau_every"):
+                if getattr(self, name) != plain[name].default:
+                    raise ValueError(f"{name} has no effect without tau_prompts")
+        return self
+
 
 class TrainSettings(_Group):
     """A whole run.
@@ -189,6 +198,12 @@ class TrainSettings(_Group):
     def _one_start(self) -> TrainSettings:
         if (self.start_from is None) == (self.drafter is None):
             raise ValueError("give start_from or drafter, not both: an older drafter keeps its shape")
+        return self
+
+    @model_validator(mode="after")
+    def _no_folder_twice(self) -> TrainSettings:
+        if len({folder.resolve() for folder in self.data}) < len(self.data):
+            raise ValueError("a data folder is given twice: text held out of one would be learnt from the other")
         return self
 
 
