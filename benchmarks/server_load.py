@@ -10,12 +10,15 @@ load      closed loop: so many clients, each asking again when its answer is who
 overhead  batch 1: the same prompt through the server and through a bare engine in this process, one after the other,
           in alternating order. The ratio of wall times is the server's overhead.
 
+The client keeps bytes as they come and reads them when all is over (`stream_crowd.py`): one that reads every event at
+once is busier than the server from some thousand events a second on, and measures itself. `client_busy` says what share
+of its time it worked.
+
 Prompts are `*.jsonl` files with `{"turns": [text, ...]}` lines, of which the first turn is asked. The prefix cache is
 off, as the same prompts are asked again and again. On a CPU only the ratios within one run mean anything.
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -26,12 +29,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from stream_crowd import Crowd, Reply
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "measured"
@@ -84,6 +88,7 @@ class Point:
     tau: float | None
     repeats_tok_s: list[float]
     failed: int
+    client_busy: float
     notes: list[str]
 
 
@@ -144,68 +149,68 @@ def server(args: argparse.Namespace, max_batch: int) -> Iterator[str]:
             process.wait()
 
 
-async def ask(client: httpx.AsyncClient, prompt: str, mode: str, max_tokens: int) -> Answer | None:
-    """One streamed chat; None where it failed."""
+def request(prompt: str, mode: str, max_tokens: int, stream: bool = True) -> dict[str, Any]:
+    """A chat."""
     body = {
         "model": MODEL, "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": max_tokens,
-        "stream": True, "stream_options": {"include_usage": True}, "ddtree": MODES[mode],
+        "ddtree": MODES[mode],
     }  # fmt: skip
-    began = time.perf_counter()
-    first, pieces, last = None, [], None
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code != 200:
-            await response.aread()
-            print(f"{response.status_code}: {response.text[:200]}", flush=True)
-            return None
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                print(event["error"]["message"], flush=True)
-                return None
-            for choice in event["choices"]:
-                if text := choice["delta"].get("content"):
-                    first = first or time.perf_counter()
-                    pieces.append(text)
-            last = event
-    ended = time.perf_counter()
-    stats = last["ddtree"]
+    return body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
+
+
+def read(reply: Reply) -> Answer | None:
+    """An answer, streamed or whole; None where it failed."""
+    if reply.status != 200:
+        print(f"{reply.status}: {reply.body[:200].decode('utf-8', 'replace')}", flush=True)
+        return None
+    events = reply.events() or [json.loads(reply.body)]
+    last = events[-1]
+    if "error" in last:
+        print(last["error"]["message"], flush=True)
+        return None
+    choices = [choice for event in events for choice in event["choices"]]
+    text = "".join((choice.get("delta") or choice.get("message", {})).get("content") or "" for choice in choices)
     return Answer(
-        ttft_ms=1e3 * ((first or ended) - began), wall_ms=1e3 * (ended - began),
-        tokens=last["usage"]["completion_tokens"], rounds=stats["rounds"], text="".join(pieces), notes=stats["notes"],
+        ttft_ms=1e3 * (reply.first - reply.began), wall_ms=1e3 * (reply.ended - reply.began),
+        tokens=last["usage"]["completion_tokens"], rounds=last["ddtree"]["rounds"], text=text,
+        notes=last["ddtree"]["notes"],
     )  # fmt: skip
 
 
-async def crowd(url: str, prompts: list[str], mode: str, concurrency: int, args: argparse.Namespace) -> tuple[Any, ...]:
-    """``concurrency`` clients over ``prompts``; their answers and the seconds that it took."""
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    todo, answers = iter(prompts), []
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+@dataclass(frozen=True)
+class Part:
+    """One closed loop: its answers, its seconds, and the share of them in which the client worked."""
 
-        async def one() -> None:
-            for prompt in todo:
-                answers.append(await ask(client, prompt, mode, args.max_tokens))
+    answers: list[Answer | None]
+    seconds: float
+    client_busy: float
 
-        began = time.perf_counter()
-        await asyncio.gather(*(one() for _ in range(concurrency)))
-        return answers, time.perf_counter() - began
+
+def crowd(url: str, prompts: list[str], mode: str, concurrency: int, args: argparse.Namespace) -> Part:
+    """``concurrency`` clients over ``prompts``."""
+    bodies = [request(prompt, mode, args.max_tokens) for prompt in prompts]
+    with Crowd(url, concurrency) as clients:
+        began, worked = time.perf_counter(), time.thread_time()
+        replies = clients.ask(bodies)
+        seconds = time.perf_counter() - began
+        busy = (time.thread_time() - worked) / seconds
+    return Part([read(reply) for reply in replies], seconds, busy)
 
 
 def load(args: argparse.Namespace) -> dict[str, Any]:
     """Every mode at every concurrency."""
     prompts = read_prompts(args.prompts, args.count)
-    seen: dict[tuple[str, int], list[tuple[list[Answer | None], float]]] = {}
+    seen: dict[tuple[str, int], list[Part]] = {}
     with server(args, max(args.concurrency)) as url:
         for mode in args.modes:  # what is captured or timed at first use is so before anything counts
             for concurrency in args.concurrency:
-                asyncio.run(crowd(url, prompts[:concurrency], mode, concurrency, args))
+                crowd(url, prompts[:concurrency], mode, concurrency, args)
         for repeat in range(args.repeats):
             for concurrency in args.concurrency:
                 count = max(args.least_requests, args.requests_per_client * concurrency)
                 asked = [prompts[i % len(prompts)] for i in range(count)]
                 for mode in args.modes if repeat % 2 else args.modes[::-1]:
-                    part = asyncio.run(crowd(url, asked, mode, concurrency, args))
+                    part = crowd(url, asked, mode, concurrency, args)
                     seen.setdefault((mode, concurrency), []).append(part)
         facts = httpx.get(f"{url}/server_info").json()
     points = [
@@ -220,9 +225,9 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
     return {"prompts": len(prompts), "points": [asdict(p) for p in points], "server": without_paths(facts)}
 
 
-def point(mode: str, concurrency: int, parts: list[tuple[list[Answer | None], float]]) -> Point:
-    answers = [answer for part, _ in parts for answer in part if answer is not None]
-    speeds = [sum(a.tokens for a in part if a is not None) / seconds for part, seconds in parts]
+def point(mode: str, concurrency: int, parts: list[Part]) -> Point:
+    answers = [answer for part in parts for answer in part.answers if answer is not None]
+    speeds = [sum(a.tokens for a in part.answers if a is not None) / part.seconds for part in parts]
     rounds = sum(a.rounds for a in answers)
     ttft = sorted(a.ttft_ms for a in answers)
     return Point(
@@ -232,7 +237,8 @@ def point(mode: str, concurrency: int, parts: list[tuple[list[Answer | None], fl
         ttft_ms_p50=round(quantile(ttft, 0.5), 2), ttft_ms_p99=round(quantile(ttft, 0.99), 2),
         tau=round(sum(a.tokens - 1 for a in answers) / rounds, 3) if rounds else None,
         repeats_tok_s=[round(speed, 2) for speed in speeds],
-        failed=sum(answer is None for part, _ in parts for answer in part),
+        failed=sum(answer is None for part in parts for answer in part.answers),
+        client_busy=round(statistics.median(part.client_busy for part in parts), 3),
         notes=sorted({note for a in answers for note in a.notes}),
     )  # fmt: skip
 
@@ -249,7 +255,7 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 
     prompts = read_prompts(args.prompts, args.overhead_prompts)
     rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
-    with server(args, 1) as url, httpx.Client(base_url=url, timeout=600) as client:
+    with server(args, 1) as url, Crowd(url, 1) as client:
         engine = Engine.load(
             args.target, args.drafter, device=args.device, dtype=args.dtype, max_batch=1, threads=args.threads,
             max_model_len=args.max_model_len, memory_fraction=args.memory_fraction,
@@ -262,26 +268,15 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
             (done,) = engine.generate([chat], params, speculation=Speculation(**MODES[mode]))
             return 1e3 * (time.perf_counter() - began), len(done.token_ids), done.stats.rounds
 
-        def whole(prompt: str, mode: str) -> tuple[float, int, int]:
-            body = {
-                "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": args.max_tokens,
-                "ddtree": MODES[mode],
-            }  # fmt: skip
-            began = time.perf_counter()
-            answer = client.post("/v1/chat/completions", json=body).raise_for_status()
-            wall_ms = 1e3 * (time.perf_counter() - began)
-            return wall_ms, answer.json()["usage"]["completion_tokens"], answer.json()["ddtree"]["rounds"]
+        def over(client: Crowd, stream: bool) -> Callable[[str, str], tuple[float, int, int]]:
+            def way(prompt: str, mode: str) -> tuple[float, int, int]:
+                answer = read(client.ask([request(prompt, mode, args.max_tokens, stream)])[0])
+                assert answer is not None
+                return answer.wall_ms, answer.tokens, answer.rounds
 
-        def streamed(prompt: str, mode: str) -> tuple[float, int, int]:
-            async def one() -> Answer | None:
-                async with httpx.AsyncClient(base_url=url, timeout=600) as streaming:
-                    return await ask(streaming, prompt, mode, args.max_tokens)
+            return way
 
-            answer = asyncio.run(one())
-            assert answer is not None
-            return answer.wall_ms, answer.tokens, answer.rounds
-
-        ways = {"bare": bare, "whole": whole, "streamed": streamed}
+        ways = {"bare": bare, "whole": over(client, False), "streamed": over(client, True)}
         for mode in args.modes:
             for way in ways.values():
                 way(prompts[0], mode)

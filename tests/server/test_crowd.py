@@ -162,6 +162,12 @@ def resources(server: Live) -> dict[str, int]:
     }  # fmt: skip
 
 
+async def _fill_pool() -> None:
+    """Start all threads of the loop's own pool, which stay."""
+    loop = asyncio.get_running_loop()
+    await asyncio.gather(*(loop.run_in_executor(None, time.sleep, 0.05) for _ in range(64)))
+
+
 async def _tasks() -> int:
     return len(asyncio.all_tasks())
 
@@ -204,7 +210,8 @@ def test_two_thousand_requests_leave_nothing_behind(byte_folders, expected):
     began = time.monotonic()
     load = tiny_loader(byte_folders, max_batch=16, prefill_tokens=48, prefix_cache=True, speculation=TREE)
     with live(load, max_queue=2 * AT_ONCE) as server:
-        asyncio.run(crowd(server.url, numbers[:80], expected))  # a pool's threads are there now, and stay
+        asyncio.run(crowd(server.url, numbers[:80], expected))
+        asyncio.run_coroutine_threadsafe(_fill_pool(), server.service.thread._loop).result(30)
         assert server.is_empty()
         before = settled(server)
         counts = asyncio.run(crowd(server.url, numbers, expected))

@@ -32,6 +32,7 @@ def test_both_pieces(tiny_folders, tmp_path):
     for point in load["points"]:
         assert point["requests"] == 8 and point["failed"] == 0 and point["tokens"] == 8 * 12
         assert point["tok_s"] > 0 and 0 < point["ttft_ms_p50"] <= point["ttft_ms_p99"]
+        assert 0 < point["client_busy"] < 1
         assert point["tau"] == 1 if point["mode"] == "ar" else 1 <= point["tau"] <= 6
     assert load["server"]["effective"]["engine"]["prefix_cache"] is None
     overhead = json.loads((tmp_path / "out" / "server_overhead.json").read_text())

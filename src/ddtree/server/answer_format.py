@@ -19,10 +19,14 @@ class AnswerFormat(Protocol):
     Attributes:
         endpoint: path, for metrics.
         id: of the answer.
+        is_plain: pieces of an answer are text and nothing else, until its last.
     """
 
     endpoint: str
     id: str
+
+    @property
+    def is_plain(self) -> bool: ...
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The choice of a first chunk, where there is one before any text."""
@@ -30,6 +34,10 @@ class AnswerFormat(Protocol):
 
     def pieces(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         """The choices of the chunks that a delta brings, often one; the last of an answer has its finish reason."""
+        ...
+
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        """The choice of a chunk in the middle of a plain answer."""
         ...
 
     def whole(self, index: int, completion: Completion) -> dict[str, Any]:
@@ -54,9 +62,15 @@ class ChatFormat:
     created: int = field(default_factory=lambda: int(time.time()))
     _calls: defaultdict[int, ToolCallStream] = field(default_factory=lambda: defaultdict(ToolCallStream))
 
+    @property
+    def is_plain(self) -> bool:
+        return not (self.tells_logprobs or self.may_call)
+
     def opening(self, index: int) -> dict[str, Any] | None:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _chat_choice(index, {"role": "assistant", "content": ""})
+
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        return _chat_choice(index, {"content": text})
 
     def pieces(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         done, calls = delta.completion, self._calls[index]
@@ -66,9 +80,7 @@ class ChatFormat:
             told = [{"content": delta.text}] if delta.text else []
         if done is not None or (delta.logprobs and not told):
             told = told or [{}]
-        choices: list[dict[str, Any]] = [
-            {"index": index, "delta": each, "logprobs": None, "finish_reason": None} for each in told
-        ]
+        choices = [_chat_choice(index, each) for each in told]
         if choices:
             choices[0]["logprobs"] = self._logprobs(delta.logprobs)
         if done is not None:
@@ -98,6 +110,10 @@ class ChatFormat:
         return chat_logprobs(self.tokenizer, told) if self.tells_logprobs else None
 
 
+def _chat_choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
 def _reason(completion: Completion, calls: ToolCallStream) -> str:
     """A call that was cut off, by a limit or a stop string, keeps the reason of the cut."""
     return "tool_calls" if calls.is_whole and completion.finish_reason == "stop" else completion.finish_reason
@@ -115,8 +131,15 @@ class CompletionFormat:
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def is_plain(self) -> bool:
+        return not self.tells_logprobs
+
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
+
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        return self._choice(index, text, [], None)
 
     def pieces(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         if delta.completion is None and not delta.text and not (delta.logprobs and self.tells_logprobs):

@@ -1,8 +1,8 @@
 """Sends an answer, whole or as server-sent events, and gives it up when the client goes away."""
 
 import asyncio
-import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ddtree.engine import Completion
 from ddtree.server.answer_format import AnswerFormat
 from ddtree.server.api_error import ApiError
+from ddtree.server.events import DONE, TextEvents, event, to_json
 from ddtree.server.job import Delta
 from ddtree.server.plan import Plan
 from ddtree.server.report import ddtree_stats, usage, usage_so_far
@@ -35,6 +36,8 @@ class AnswerResponse(Response):
     def __init__(self, service: Service, plan: Plan, dress: AnswerFormat) -> None:
         super().__init__()
         self._service, self._plan, self._dress = service, plan, dress
+        self._uncounted = set(range(len(plan.prompt_lengths)))
+        self._sends_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._service.order(self._plan.works, self._plan.stream) as answer:
@@ -42,9 +45,12 @@ class AnswerResponse(Response):
             sending = asyncio.create_task(work)
             leaving = asyncio.create_task(_until_gone(receive))
             try:
-                await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-                if not sending.done():
-                    raise ClientGone
+                while not sending.done():
+                    if leaving.done() or self._patience_s() <= 0:
+                        raise ClientGone
+                    await asyncio.wait(
+                        (sending, leaving), timeout=self._patience_s(), return_when=asyncio.FIRST_COMPLETED
+                    )
                 await sending
             except ClientGone:
                 self._service.metrics.cancelled.labels(self._dress.endpoint).inc()
@@ -53,16 +59,20 @@ class AnswerResponse(Response):
                     task.cancel()
                 await asyncio.gather(sending, leaving, return_exceptions=True)
 
+    def _patience_s(self) -> float:
+        """How long a piece that is being sent may still take; a client that takes nothing is as good as gone."""
+        limit = self._service.settings.client_timeout_s
+        return limit if self._sends_since is None else self._sends_since + limit - time.monotonic()
+
     async def _whole(self, answer: Answer, send: Send) -> None:
         await answer.begun()
         done: dict[int, Completion] = {}
-        async for index, delta in self._deltas(answer):
-            if delta.completion is not None:
-                done[index] = delta.completion
+        while news := await self._news(answer):
+            done |= {index: delta.completion for index, delta in news if delta.completion is not None}
         completions = [done[index] for index in sorted(done)]
         body = self._dress.body([self._dress.whole(*item) for item in enumerate(completions)], is_chunk=False)
         body |= {"usage": usage(self._plan.prompt_lengths, completions), "ddtree": ddtree_stats(completions)}
-        raw = _json(body)
+        raw = to_json(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(send, {"type": "http.response.body", "body": raw})
@@ -71,41 +81,47 @@ class AnswerResponse(Response):
         await answer.begun()
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
         try:
-            async for chunk in self._chunks(answer):
-                await self._event(send, chunk)
-        except ClientGone:
-            raise
+            async for events in self._events(answer):
+                await self._send(send, {"type": "http.response.body", "body": events, "more_body": True})
+            last = DONE
         except ApiError as error:
-            await self._event(send, error.body())
+            last = event(error.body())
         except Exception:
             log.exception("a stream failed")
-            await self._event(send, ApiError(500, "the server failed to go on; its log says more").body())
-        else:
-            await self._send(send, {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
-        await self._send(send, {"type": "http.response.body", "body": b""})
+            last = event(ApiError(500, "the server failed to go on; its log says more").body())
+        await self._send(send, {"type": "http.response.body", "body": last})
 
-    async def _chunks(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
-        """Openings, pieces as they come, and in the last chunk what the whole took."""
-        dress, n = self._dress, len(answer.jobs)
-        written = [0] * n
-        for index in range(n):
-            if choice := dress.opening(index):
-                yield dress.body([choice], is_chunk=True) | self._usage_within(written)
-        done: dict[int, Completion] = {}
-        async for index, delta in self._deltas(answer):
-            written[index] += len(delta.token_ids)
-            if delta.completion is not None:
-                done[index] = delta.completion
-            # None where there is nothing to show yet: half a character, or what may become a stop string.
-            for choice in dress.pieces(index, delta):
-                chunk = dress.body([choice], is_chunk=True) | self._usage_within(written)
-                if len(done) == n and choice["finish_reason"] and not self._plan.include_usage:
-                    chunk["ddtree"] = ddtree_stats([done[i] for i in range(n)])
-                yield chunk
-        if self._plan.include_usage:
-            completions = [done[i] for i in range(n)]
-            told = {"usage": usage(self._plan.prompt_lengths, completions), "ddtree": ddtree_stats(completions)}
-            yield dress.body([], is_chunk=True) | told
+    async def _events(self, answer: Answer) -> AsyncIterator[bytes]:
+        """Openings, pieces as they come, and in the last chunk what the whole took; all that is there goes at once."""
+        dress, plan, n = self._dress, self._plan, len(answer.jobs)
+        written, done = [0] * n, dict[int, Completion]()
+        is_plain = dress.is_plain and not plan.running_usage
+        texts = TextEvents(dress, self._usage_within(written))
+        openings = (dress.opening(index) for index in range(n))
+        ready = [event(dress.body([each], is_chunk=True) | self._usage_within(written)) for each in openings if each]
+        if ready:
+            yield b"".join(ready)
+        while news := await self._news(answer):
+            ready = []
+            for index, delta in news:
+                if is_plain and delta.completion is None:
+                    if delta.text:  # else half a character, or what may become a stop string
+                        ready.append(texts.of(index, delta.text))
+                    continue
+                written[index] += len(delta.token_ids)
+                if delta.completion is not None:
+                    done[index] = delta.completion
+                for choice in dress.pieces(index, delta):
+                    chunk = dress.body([choice], is_chunk=True) | self._usage_within(written)
+                    if len(done) == n and choice["finish_reason"] and not plan.include_usage:
+                        chunk["ddtree"] = ddtree_stats([done[i] for i in range(n)])
+                    ready.append(event(chunk))
+            if len(done) == n and plan.include_usage:
+                completions = [done[i] for i in range(n)]
+                told = {"usage": usage(plan.prompt_lengths, completions), "ddtree": ddtree_stats(completions)}
+                ready.append(event(dress.body([], is_chunk=True) | told))
+            if ready:
+                yield b"".join(ready)
 
     def _usage_within(self, written: list[int]) -> dict[str, Any]:
         """The usage of a chunk that is not the last one."""
@@ -113,34 +129,23 @@ class AnswerResponse(Response):
             return {"usage": usage_so_far(self._plan.prompt_lengths, sum(written))}
         return {"usage": None} if self._plan.include_usage else {}
 
-    async def _deltas(self, answer: Answer) -> AsyncIterator[tuple[int, Delta]]:
-        """The answer's deltas; each prompt is counted when its first token comes, so that metrics and usage agree."""
-        lengths = self._plan.prompt_lengths
-        uncounted, choices = set(range(len(lengths))), len(answer.jobs) // len(lengths)
-        async for index, delta in answer.deltas():
-            if (prompt := index // choices) in uncounted:
-                uncounted.remove(prompt)
-                self._service.metrics.prompt_tokens.inc(lengths[prompt])
-            yield index, delta
-
-    async def _event(self, send: Send, content: dict[str, Any]) -> None:
-        await self._send(
-            send, {"type": "http.response.body", "body": b"data: " + _json(content) + b"\n\n", "more_body": True}
-        )
+    async def _news(self, answer: Answer) -> list[tuple[int, Delta]]:
+        """The answer's news; each prompt is counted when its first token comes, so that metrics and usage agree."""
+        news = await answer.news()
+        if self._uncounted:
+            choices = len(answer.jobs) // len(self._plan.prompt_lengths)
+            for prompt in self._uncounted & {index // choices for index, _ in news}:
+                self._uncounted.remove(prompt)
+                self._service.metrics.prompt_tokens.inc(self._plan.prompt_lengths[prompt])
+        return news
 
     async def _send(self, send: Send, message: Message) -> None:
-        """Send a piece; a client that takes nothing for too long is as good as gone."""
-        try:
-            async with asyncio.timeout(self._service.settings.client_timeout_s):
-                await send(message)
-        except TimeoutError:
-            raise ClientGone from None
+        """Send a piece; `_patience_s` sees to it that this ends."""
+        self._sends_since = time.monotonic()
+        await send(message)
+        self._sends_since = None
 
 
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,10 @@ from ddtree.server.settings import ServerSettings
 
 _SEND_REST_S = 5.0
 """After the drain, connections get so much time to take what was written for them."""
+
+_SWITCH_S = 100e-6
+"""The event loop gives the interpreter away with each piece that it sends; an engine that is bound by its host does not
+give it back by itself, and after Python's own 5 ms for each piece 64 streams wait for one another for seconds."""
 
 Announce = Callable[[str], None]
 
@@ -51,7 +57,17 @@ def serve(
             failures.append(error)
             server.should_exit = True
 
-    app = create_app(settings, load, requested, on_end)
+    def load_for_good(tell: Progress) -> Engine:
+        engine = load(tell)
+        tell("warming up", 0.0)  # loading ends with a stage that is called ready
+        # What was made so far stays to the end. Looking for garbage among it stops all threads for 0.2 s, again and
+        # again, and that in the middle of streams.
+        gc.collect()
+        gc.freeze()
+        return engine
+
+    sys.setswitchinterval(_SWITCH_S)
+    app = create_app(settings, load_for_good, requested, on_end)
     config = uvicorn.Config(
         app,
         log_config=None,

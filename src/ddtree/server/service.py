@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -139,9 +139,14 @@ class Answer:
 
     def __init__(self, service: Service, jobs: list[Job], wake: asyncio.Event) -> None:
         self._service, self.jobs, self._wake = service, jobs, wake
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         self._queue_deadline = now + service.settings.queue_timeout_s
         self._deadline = now + service.settings.request_timeout_s
+        self._unfinished = list(range(len(jobs)))
+        self._is_late = False
+        # One timer an answer: one for each wait would cost more than the rest of the wait.
+        self._timer = loop.call_at(self._deadline, self._expire)
 
     def __enter__(self) -> "Answer":
         return self
@@ -149,7 +154,12 @@ class Answer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._timer.cancel()
         self._service.forget(self.jobs)
+
+    def _expire(self) -> None:
+        self._is_late = True
+        self._wake.set()
 
     async def begun(self) -> None:
         """Wait until the first sequence runs.
@@ -173,30 +183,25 @@ class Answer:
                     503, f"the request waited {waited} s and did not begin", code="queue_timeout", retry_after_s=5
                 ) from None
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """The answers as they are written, each with the number of its sequence.
+    async def news(self) -> list[tuple[int, Delta]]:
+        """Wait for more of the answers: what came since the last call, each piece with the number of its sequence.
+
+        Returns:
+            nothing once all of them are whole.
 
         Raises:
             ApiError: the answer cannot be finished.
         """
-        unfinished = set(range(len(self.jobs)))
-        while unfinished:
+        while self._unfinished:
             self._wake.clear()
-            for index in sorted(unfinished):
-                delta = self.jobs[index].take()
-                if delta is not None:
+            news = [(i, delta) for i in self._unfinished if (delta := self.jobs[i].take()) is not None]
+            if news:
+                for i, delta in news:
                     if delta.completion is not None:
-                        unfinished.remove(index)
-                    yield index, delta
-            if unfinished:
-                await self._news()
-
-    async def _news(self) -> None:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                await self._wake.wait()
-        except TimeoutError:
-            limit = self._service.settings.request_timeout_s
-            raise ApiError(
-                503, f"the answer took longer than {limit:g} s", code="request_timeout", retry_after_s=5
-            ) from None
+                        self._unfinished.remove(i)
+                return news
+            if self._is_late:
+                limit = self._service.settings.request_timeout_s
+                raise ApiError(503, f"the answer took longer than {limit:g} s", code="request_timeout", retry_after_s=5)
+            await self._wake.wait()
+        return []
