@@ -143,6 +143,37 @@ def test_a_damaged_folder_is_told(tmp_path, command, whole):
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     (out / "requests.jsonl").write_bytes((out / "requests.jsonl").read_bytes()[:-100])
-    with pytest.raises(UserError, match="shorter than"):
+    with pytest.raises(UserError, match=r"holds . rows of .* units.jsonl says 3"):
         read_requests(out)
     assert run(command, out, "--resume").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("requests.jsonl", lambda old: b"", "holds 0 rows of"),
+        ("requests.jsonl", lambda old: old + old.splitlines(keepends=True)[0], "holds 4 rows of"),
+        ("requests.jsonl", lambda old: old.replace(b"words", b"w\xffrds", 1), "not UTF-8"),
+        ("units.jsonl", lambda old: old + old.splitlines(keepends=True)[0], "holds a unit twice"),
+        ("units.jsonl", lambda old: old.replace(b'"1.0"', b'"2.0"', 1), "not of this version"),
+        ("units.jsonl", lambda old: b"[" * 100_000 + b"\n", "not of this version"),
+    ],
+)
+def test_what_was_altered_is_told(tmp_path, whole, name, change, told):
+    shutil.copytree(whole, tmp_path / "out")
+    path = tmp_path / "out" / name
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(UserError, match=told):
+        read_requests(tmp_path / "out")
+
+
+def test_a_torn_letter_at_the_end_is_no_damage(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "out")
+    for name in ("requests.jsonl", "units.jsonl"):
+        with (tmp_path / "out" / name).open("ab") as file:
+            file.write('{"text": "ü'.encode()[:-1])
+    assert shape_read(tmp_path / "out") == shape_read(whole)
+
+
+def shape_read(folder):
+    return len(read_units(folder)), len(read_requests(folder))

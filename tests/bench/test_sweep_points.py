@@ -167,6 +167,11 @@ def test_toml_is_read_back_as_it_was(data):
             "repeats",
         ),
         (
+            "deployment = 'd'\nbench = {workloads = ['w']}\n[[sweep]]\nname = 'a'\n"
+            f"grid = {{x = {list(range(200))}, y = {list(range(200))}}}",
+            "40,000 points are more than 10,000",
+        ),
+        (
             "deployment = 'd'\nsearch = 'x'\nbench = {workloads = ['w']}\n[[sweep]]\nname = 'a'\ngrid = {x = [1]}",
             "search",
         ),

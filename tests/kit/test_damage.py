@@ -11,9 +11,12 @@ import pytest
 
 from ddtree.errors import UserError
 from ddtree.kit import bag
-from ddtree.kit.check import check_folder
+from ddtree.kit.check import _experiment_faults, check_folder
+from ddtree.kit.compare import compare_kits
+from ddtree.kit.guide import guide
 from ddtree.kit.open_kit import as_folder, whole_kit
 from ddtree.kit.pack import pack
+from ddtree.kit.record import KitRecord, read_record
 from ddtree.kit.sign_kit import sign_kit
 
 from .small_kit import make_small_kit
@@ -165,6 +168,47 @@ def test_a_record_that_leads_out_of_its_folder_is_refused(tmp_path: Path, file: 
     assert [fault for fault in check_folder(kit).faults if fault.startswith(f"form: data/{file}")]
     with pytest.raises(UserError, match="does not pass its check"), whole_kit(kit):
         pass
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("verify.json", b"[" * 100_000),
+        ("verify.json", b'{"verdict": ' + b"9" * 10_000 + b"}"),
+        ("kit.json", b"[" * 100_000),
+        ("kit.json", b'{"\xff": 1}'),
+        ("deployment.toml", b"\xff"),
+        ("deployment.toml", b"a = " + b"[" * 100_000),
+    ],
+)
+def test_records_that_nobody_can_read_are_faults(tmp_path: Path, file: str, content: bytes) -> None:
+    kit = make_small_kit(tmp_path / "small-kit")
+    (kit / "data" / file).write_bytes(content)
+    reseal(kit)
+    assert [fault for fault in check_folder(kit).faults if fault.startswith("form: ")]
+
+
+def test_a_manifest_of_an_experiment_with_impossible_names(tmp_path: Path) -> None:
+    lines = f"{'0' * 64}  a\0b\n{'0' * 64}  {'long' * 2000}\n{'0' * 64}  ../../../../../../etc/passwd\n"
+    folder = tmp_path / "payload" / "experiments" / "one"
+    folder.mkdir(parents=True)
+    (folder / bag.MANIFEST).write_text(lines)
+    assert [fault[-17:] for fault in _experiment_faults(folder)] == ["is not in the kit"] * 3
+
+
+def test_names_in_a_kit_do_not_command_a_terminal(tmp_path: Path) -> None:
+    kit = make_small_kit(tmp_path / "small-kit")
+    path = kit / "data" / "kit.json"
+    record = json.loads(path.read_text())
+    evil = "x\x1b[2J\x1b]0;title\x07"
+    record["places"][0]["name"] = record["name"] = evil
+    path.write_text(json.dumps(record))
+    hostile = read_record(KitRecord, path)
+    other = make_small_kit(tmp_path / "other")
+    whole = read_record(KitRecord, other / "data" / "kit.json")
+    told = guide(hostile, kit / "data")
+    told += str(compare_kits((other / "data", whole), (kit / "data", hostile)))
+    assert "x?[2J" in told and "\x1b" not in told and "\\x1b" not in told
 
 
 def reseal(kit: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from bench.made_rows import write_run
+from ddtree.bench.result_folder import REQUESTS, read_requests
 from ddtree.bench.sweep.store import PointRow, append_point
 from ddtree.errors import UserError
 from ddtree.kit.experiments import copy_results, write_experiments
-from ddtree.kit.mask import Masker
+from ddtree.kit.mask import MASK, Masker
 from ddtree.kit.record import EXPERIMENT, ExperimentRecord, read_record
 
 
@@ -52,3 +54,14 @@ def test_a_part_of_a_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give the sweep's folder"):
         copy_results([folder], tmp_path / "payload", Masker())
     assert not (tmp_path / "payload").exists()
+
+
+@pytest.mark.parametrize("word", ["hunter2x", "a-very-long-password-of-many-letters-123"])
+def test_results_with_secrets_in_their_answers_are_read_whole(tmp_path: Path, word: str) -> None:
+    """Lines that grew or shrank as a secret was taken out are rows all the same."""
+    folder = write_run(tmp_path / "run", {("w", None, 1, "ar"): {}})
+    rows = [json.loads(line) for line in (folder / REQUESTS).read_text().splitlines()]
+    (folder / REQUESTS).write_text("".join(json.dumps(row | {"text": f"password={word}"}) + "\n" for row in rows))
+    (place,) = copy_results([folder], tmp_path / "payload", Masker())
+    copied = read_requests(tmp_path / "payload" / place)
+    assert len(copied) == len(rows) and {row.text for row in copied} == {f"password={MASK}"}

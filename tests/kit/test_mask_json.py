@@ -136,3 +136,35 @@ def test_any_document_keeps_its_form(document: object, form: int, secret: str) -
     assert [shape(each) for each in after] == [shape(each) for each in before]
     assert secret not in json.dumps(after, ensure_ascii=False)
     assert MASK in after[-1]["planted"] and after[-1]["last"] is None
+
+
+HIDDEN = "zX9q" + "Lm4vKw77"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"\\u0070assword":"%s"}',
+        '{"password":\n  "%s"}',
+        '{"passwords":["%s","other"],"n":1}',
+        '{"password":{"value":"%s"}}',
+        '[{"value":"%s","name":"DB_PASSWORD"}]',
+        '[{"key":"DB_PASSWORD","value":"%s"}]',
+        '{"argv":[\n "x",\n "--api-key",\n "%s"\n]}',
+        '[["x-api-key","%s"]]',
+        '{"u":"http:\\/\\/user:%s@h\\/"}',
+        json.dumps({"a": json.dumps({"b": json.dumps({"password": "%s"})})}),
+        json.dumps({"a": json.dumps({"b": json.dumps(["--api-key", "%s"], indent=1)})}),
+    ],
+)
+def test_names_tell_wherever_they_stand(text: str) -> None:
+    told = Masker().text(text % HIDDEN, "x.json")
+    assert HIDDEN not in told and MASK in told
+    assert shape(json.loads(told)) == shape(json.loads(text % HIDDEN))
+
+
+def test_a_known_value_behind_escapes() -> None:
+    for inner in ('q"' + HIDDEN, HIDDEN):
+        escaped = "".join(f"\\u{ord(letter):04x}" for letter in inner)
+        for text in (f'{{"x":"{escaped}"}}', json.dumps({"l": json.dumps({"x": inner})})):
+            assert HIDDEN not in json.dumps(json.loads(Masker({"key": inner}).text(text, "x.json")))

@@ -47,6 +47,13 @@ PLACED = {
     "xml": ("<proxyPassword>{}</proxyPassword>", "S3cr3tPw9"),
     "block of yaml": ("password: |\n  {}", "folded-secret-9"),
     "said in a log": ("logging in with password {} now", "hunter2hunter2"),
+    "list of yaml": ("api_keys:\n  - {}", "listed-secret-9"),
+    "lines of toml": ('password = """\n{}"""', "long-secret-9"),
+    "a line that goes on": ("ExecStart=/x \\\n --api-key \\\n {}", "long-secret-9"),
+    "bytes": ("{{'password': b'{}'}}", "bytes-secret-9"),
+    "pair of bytes": ("[(b'x-api-key', b'{}')]", "bytes-secret-9"),
+    "base64 like a path": ("API_KEY={}", "/" + MIXED),
+    "beside another secret": ("PASSWORD={}sk-" + MIXED, "hunter2-"),
     "escaped json": ('"{{\\"auth_token\\": \\"{}\\"}}"', "nested-secret-9"),
 }
 
@@ -96,6 +103,10 @@ def test_known_values_are_masked_in_every_spelling(secret: str) -> None:
     assert secret.encode() not in masker.content(b"\xff\xfe" + secret.encode() + b"\0", "binary")
 
 
+def test_a_difference_of_units_is_no_code() -> None:
+    assert MIXED not in Masker().text(f"-Environment=API_KEY={MIXED}", "services/x.service.diff")
+
+
 def test_variables_and_arguments() -> None:
     masker = Masker()
     masker.learn_environment({"HF_TOKEN": "worth-keeping", "HOME": "/root", "SOME_KEY_FILE": "/etc/key"})
@@ -132,6 +143,8 @@ def test_variables_and_arguments() -> None:
         "PWD=/srv/models",
         "num_key_value_heads: 8, tie_word_embeddings: true",
         "git@github.com:owner/name.git",
+        '"merges": [["token", "ization"], ["secret", "ary"]]',
+        "HF_TOKEN=/home/somebody/.cache/huggingface/token-of-somebody-1",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

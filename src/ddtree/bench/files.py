@@ -53,12 +53,13 @@ def whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     try:
-        text = path.read_bytes().decode("utf-8")
+        content = path.read_bytes()
+        text = content[: content.rfind(b"\n") + 1].decode("utf-8")  # a letter may be torn too
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror})", "give a result folder") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is damaged: it is not UTF-8", "restore it, or measure again") from error
-    return [line for line in text.split("\n")[:-1] if line]
+    return [line for line in text.split("\n") if line]
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = "1.0"
+SchemaVersion = Literal["1.0"]
+SCHEMA_VERSION: SchemaVersion = "1.0"
 SCHEMA = "schema.json"
 
 Budget = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
@@ -79,7 +80,7 @@ class Unit(Record):
 class _Place(Record):
     """Where a row belongs; flat, so that a data frame can group by it. ``attempt`` counts from 1."""
 
-    schema_version: str = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     run_id: str
     unit: str
     workload: str
@@ -188,7 +189,7 @@ class PlanRecord(Record):
 class RunRecord(Record):
     """``run.json``. ``settings``: the deployment's keys that distinguish this run from others of a sweep."""
 
-    schema_version: str = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     run_id: str
     created_at: float
     label: str
@@ -199,7 +200,7 @@ class RunRecord(Record):
 class SessionRecord(Record):
     """What produced the rows that follow it: one line each time a run is begun or resumed."""
 
-    schema_version: str = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     run_id: str
     started_at: float
     command: list[str]

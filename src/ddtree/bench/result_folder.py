@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,10 +26,11 @@ _Kind = TypeVar("_Kind", bound=BaseModel)
 class ResultFolder:
     """Writes one run; one at a time, under :func:`ddtree.bench.files.locked`.
 
-    Rows of the unit that runs go to ``running.jsonl`` once a second, and to ``requests.jsonl`` once the unit is done
-    and its answers are checked. The line in ``units.jsonl`` after that is what makes a unit count. Opening the folder
-    moves rows of a unit without such a line to ``interrupted.jsonl``; the unit is measured again. So a kill at any
-    instant loses at most the unit that was running, and doubles none.
+    Rows of the unit that runs go to ``running.jsonl``, at most once a second and with the next row, and to
+    ``requests.jsonl`` once the unit is done and its answers are checked. The line in ``units.jsonl`` after that is what
+    makes a unit count. Opening the folder moves the rows that ``running.jsonl`` holds of a unit without such a line to
+    ``interrupted.jsonl``; the unit is measured again. So a kill at any instant loses at most the unit that was running,
+    and doubles none.
 
     Rows are written by a thread of their own, several at once: neither waiting for the disk nor the thread's own work
     may delay the clock of running requests.
@@ -77,7 +79,7 @@ class ResultFolder:
         return {unit.unit for unit in read_units(self.folder)}
 
     def note(self, row: RequestRow) -> None:
-        """Put down a row of the unit that runs; those of one second go to the disk together, with the next row."""
+        """Put down a row of the unit that runs; within a second of a write it waits for the next row."""
         self._lines.append(row.model_dump_json())
         if time.monotonic() > self._written_at + _WRITE_EVERY_S:
             self._write_lines()
@@ -120,7 +122,7 @@ class ResultFolder:
         committed = units[-1].requests_end_byte if units else 0
         if self.requests_bytes() < committed:
             raise UserError(f"{self.folder / REQUESTS} is shorter than {UNITS} says", "restore it, or measure again")
-        if self.requests_bytes() > committed:  # copies of rows that are in the running file too
+        if self.requests_bytes() > committed:  # rows of a unit without its line: it is measured again
             with (self.folder / REQUESTS).open("r+b") as file:
                 file.truncate(committed)
                 os.fsync(file.fileno())
@@ -145,21 +147,34 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def read_units(folder: Path) -> list[UnitRow]:
-    """The complete units, in the order in which they were measured."""
-    return list(_parse(UnitRow, folder / UNITS, whole_lines(folder / UNITS)))
+    """The complete units, in the order in which they were measured.
+
+    Raises:
+        UserError: one is there twice.
+    """
+    units = list(_parse(UnitRow, folder / UNITS, whole_lines(folder / UNITS)))
+    if len({unit.unit for unit in units}) < len(units):
+        raise UserError(f"{folder / UNITS} holds a unit twice", "restore it, or measure again")
+    return units
 
 
 def read_requests(folder: Path) -> list[RequestRow]:
-    """The rows of complete units."""
-    units = read_units(folder)
+    """The rows of complete units; by their names, since lines of a copy without secrets have other lengths.
+
+    Raises:
+        UserError: a unit has more or fewer rows than its line says.
+    """
     path = folder / REQUESTS
-    if not units or not path.exists():
-        return []
-    with path.open("rb") as file:
-        content = file.read(units[-1].requests_end_byte)
-    if len(content) < units[-1].requests_end_byte:
-        raise UserError(f"{path} is shorter than {UNITS} says", "restore it, or measure again")
-    return list(_parse(RequestRow, path, content.decode("utf-8").split("\n")[:-1]))
+    told = {unit.unit: unit.requests for unit in read_units(folder)}
+    rows = [row for row in _parse(RequestRow, path, whole_lines(path)) if row.unit in told]
+    found = Counter(row.unit for row in rows)
+    for name, requests in told.items():
+        if found[name] != requests:
+            raise UserError(
+                f"{path} holds {found[name]} rows of {name}, and {UNITS} says {requests}",
+                "restore it, or measure again",
+            )
+    return rows
 
 
 def read_sessions(folder: Path) -> list[SessionRecord]:

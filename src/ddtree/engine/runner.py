@@ -18,6 +18,9 @@ from ddtree.kernels.tree_walk import AcceptedPaths
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
 
+LONG_MS = 200.0
+"""What a first round has to set up is little against this."""
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -68,7 +71,7 @@ class Runner(Protocol):
         ...
 
     def bucket_of(self, batch: int) -> int:
-        """Size that a batch is filled up to."""
+        """Size that a batch is filled up to, or that its rounds count with."""
         ...
 
     def prepare(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> None:
@@ -134,16 +137,16 @@ class EagerRunner:
         return rows
 
     def bucket_of(self, batch: int) -> int:
-        """See `Runner`; batches run at their own size."""
-        return batch
+        """See `Runner`; batches run at their own size, and count with those up to a power of 2."""
+        return 1 << (batch - 1).bit_length()
 
     def prepare(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> None:
         """See `Runner`; nothing."""
 
     def measure(self, bucket: int, shape: DraftShape, flags: SamplingFlags) -> float:
-        """See `Runner`; the quicker of two, as the first of a kind has to set things up."""
-        times = []
-        for _ in range(2):
+        """See `Runner`; the quicker of two, where they are short: the first of a kind has to set things up."""
+        times: list[float] = []
+        while len(times) < 2 and sum(times) < LONG_MS:
             began = time.perf_counter()
             self.launch([self._state.spare_slot] * bucket, shape, flags, 1).flight.land()
             times.append(1e3 * (time.perf_counter() - began))

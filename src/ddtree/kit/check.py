@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -211,8 +212,10 @@ class _Check:
             return
         for place in kit.places:
             folder = payload / place.folder
-            if not (folder / "deployment.toml").is_file():
-                self._fault("form", f"{place.name} has no deployment.toml")
+            try:
+                tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError):
+                self._fault("form", f"{place.name!a} has no deployment.toml that can be read")
             for kind, name in _FORMS:
                 if (folder / name).exists():
                     self._form(kind, folder / name)
@@ -236,7 +239,7 @@ class _Check:
     def _verdict(self, path: Path, told: str) -> None:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))["verdict"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             self._fault("form", f"{path.relative_to(self._folder)} holds no verdict")
             return
         if found != told:
@@ -265,8 +268,12 @@ def _experiment_faults(folder: Path) -> Iterator[str]:
     top = folder.parents[1].resolve()
     for line in lines:
         digest, _, name = line.partition("  ")
-        path = (folder / name).resolve()
-        if not path.is_relative_to(top) or not path.is_file():
-            yield f"{name} is not in the kit"
+        try:
+            path = (folder / name).resolve()
+            is_there = path.is_relative_to(top) and path.is_file()
+        except (OSError, ValueError):  # no name at all
+            is_there = False
+        if not is_there:
+            yield f"{name[:80]!a} is not in the kit"
         elif bag.digest_of(path) != digest:
             yield f"{name} is not as it was measured"

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddtree.doctor.recording import read_recording
 from ddtree.errors import UserError
+from ddtree.kit.names import printable
 from ddtree.kit.record import (
     ENVIRONMENT,
     EXPERIMENT,
@@ -47,7 +48,7 @@ def compare_kits(old: tuple[Path, KitRecord], new: tuple[Path, KitRecord]) -> Di
         for subject, lines in _places(old[0] / one.folder, new[0] / other.folder, one, other):
             found[f"{prefix}{subject}"] = list(lines)
     found["results"] = list(_results(old, new))
-    return {subject: lines for subject, lines in found.items() if lines}
+    return {printable(subject): [printable(line) for line in lines] for subject, lines in found.items() if lines}
 
 
 def _places(old: Path, new: Path, before: Place, after: Place) -> Iterator[tuple[str, Iterator[str]]]:
@@ -100,7 +101,9 @@ def _pair(old: str, new: str) -> Iterator[str]:
 
 
 def _text(old: Path | None, new: Path | None) -> Iterator[str]:
-    before, after = (path.read_text(encoding="utf-8").splitlines() if path else [] for path in (old, new))
+    before, after = (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path else [] for path in (old, new)
+    )
     lines = list(difflib.unified_diff(before, after, lineterm="", n=0))
     yield from (line for line in lines[2:] if not line.startswith("@@"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ddtree.kit.names import printable
 from ddtree.kit.record import (
     ENVIRONMENT,
     EXPERIMENT,
@@ -65,7 +66,7 @@ def guide(kit: KitRecord, payload: Path) -> str:
         "",
     ]
     lines += _experiments(kit, payload)
-    return "\n".join(lines).rstrip() + "\n"
+    return printable("\n".join(lines).rstrip() + "\n")
 
 
 def _opening(kit: KitRecord) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Span = tuple[int, int]
 
@@ -23,6 +23,17 @@ class _Token:
     start: int
     end: int
     is_key: bool
+
+
+@dataclass
+class _Level:
+    """An open object or list: the name it goes by, and what came in it so far."""
+
+    name: str
+    key: str | None = None
+    before: str = ""
+    labels: list[str] = field(default_factory=list)
+    value: tuple[Span, str] | None = None
 
 
 def pieces_of(text: str) -> Iterator[tuple[str, bool]]:
@@ -75,6 +86,46 @@ def cut_json(text: str, spans: Sequence[Span], word: str) -> tuple[str, list[boo
             end = place[1]
         are_cut.append(bool(cuts))
     return "".join([*pieces, text[end:]]), are_cut
+
+
+def values_by_name(text: str) -> Iterator[tuple[Span, str, str]]:
+    """Where each string and number of JSON ``text`` stands, what it says, and the name that it goes by.
+
+    The name is its key, or the key of its list or of the object that it is the ``value`` of; a ``name`` or ``key``
+    beside ``value``; the flag before it in a list. A value with several comes several times.
+    """
+    levels: list[_Level] = []
+    for token in _tokens(text):
+        level = levels[-1] if levels else _Level("")
+        if token.kind in ("{", "["):
+            levels.append(_Level(level.name if level.key is None else level.key))
+        elif token.kind in ("}", "]"):
+            levels.pop()
+            yield from ((*level.value, name) for name in level.labels if level.value)
+        elif token.is_key:
+            level.key = json.loads(text[token.start : token.end])
+        elif token.kind in ("string", "number"):
+            raw = text[token.start : token.end]
+            place, told = (token.start, token.end), json.loads(raw) if token.kind == "string" else raw
+            if level.key is None:
+                yield place, told, level.name
+                if level.before.startswith("-") and "=" not in level.before and not told.startswith("--"):
+                    yield place, told, level.before
+            else:
+                yield place, told, level.key
+                if level.key.lower() in ("name", "key", "variable"):
+                    level.labels.append(told)
+                elif level.key.lower() == "value":
+                    level.value = place, told
+                    level.labels.append(level.name)
+            level.before = told
+
+
+def strings_with_escapes(text: str) -> Iterator[tuple[Span, str]]:
+    """Where each string of JSON ``text`` stands that is not written as it reads, and how it reads."""
+    for token in _tokens(text):
+        if token.kind == "string" and "\\" in (raw := text[token.start : token.end]):
+            yield (token.start, token.end), json.loads(raw)
 
 
 def _tokens(text: str) -> Iterator[_Token]:

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 from ddtree.errors import UserError
-from ddtree.kit.json_text import Span, cut_json, pieces_of
+from ddtree.kit.json_text import Span, cut_json, pieces_of, strings_with_escapes, values_by_name
 from ddtree.kit.record import Masked
 from ddtree.kit.secret_shapes import PLACES, SHAPES, is_plain, is_telling, looks_secret
 
@@ -31,11 +31,11 @@ _OF_A_TOKEN = re.compile(r"[A-Za-z0-9._~+/=:*-]+")
 # The value is looked at and not passed over: `A=B=c` is read as A's and as B's.
 _NAMED = re.compile(
     r"(?<![A-Za-z0-9_])(?P<name>-{0,2}[A-Za-z_][A-Za-z0-9_.\-]{1,60})"
-    r"(?P<join>(?:\\?[\"'])?[ \t]*(?:=>|:=|[:=])[ \t]*|\\?[\"'],[ \t]*(?=\\?[\"'])|[ \t]+)"
+    r"(?P<join>(?:\\?[\"'])?[ \t]*(?:=>|:=|[:=])[ \t]*(?:[bBuU](?=[\"']))?|\\?[\"'],[ \t]*(?=\\?[\"'])|[ \t]+)"
     r"(?=(?P<value>\\\"(?:[^\"\\]|\\[^\"])*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;\"'&]+))"
 )
 _QUOTES = ("\\", '"', "'")
-_CODE = (".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".js", ".ts", ".rs", ".go", ".diff")
+_CODE = (".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".js", ".ts", ".rs", ".go")
 """In such files a value without quotes is a name."""
 
 
@@ -134,15 +134,46 @@ class Masker:
         found = list(_named(text, is_code))
         text, are_cut = cut(text, [span for span, _ in found], MASK)
         counts.update(kind for (_, kind), is_cut in zip(found, are_cut, strict=True) if is_cut)
+        if is_json:
+            text = self._of_strings(_by_name(text, counts), counts, is_code)
         for kind in [kind for kind, times in counts.items() if not times]:
             del counts[kind]
         return text
+
+    def _of_strings(self, text: str, counts: Counter[str], is_code: bool) -> str:
+        """JSON whose strings are looked at as they read: behind escapes, and as JSON of their own."""
+        spans, words = [], []
+        for span, told in strings_with_escapes(text):
+            if (without := self._without(told, counts, is_code)) != told:
+                spans.append(span)
+                words.append(json.dumps(without))
+        return _replaced(text, spans, words)
+
+
+def _by_name(text: str, counts: Counter[str]) -> str:
+    """JSON without the values that go by a telling name, wherever name and value stand."""
+    found: dict[Span, str] = {}
+    for span, told, name in values_by_name(text):
+        if is_telling(name) and MASK not in told and _is_secret(told, name):
+            found[span] = f"value of {name.lstrip('-')}"
+    counts.update(found.values())
+    return _replaced(text, sorted(found), [json.dumps(MASK)] * len(found))
+
+
+def _is_secret(value: str, name: str) -> bool:
+    """Whether what goes by this telling name is one."""
+    if re.search("(?i)token$", name) and not name.isupper() and not _OF_A_TOKEN.fullmatch(value):
+        return False  # a token of text
+    if value.lower() == name.rpartition(".")[2].lower():
+        return False  # `api_key=api_key`
+    return not is_plain(value, name) and looks_secret(value)
 
 
 def _named(text: str, is_code: bool) -> Iterator[tuple[Span, str]]:
     """Values after telling names, and what kind each is."""
     offset = 0
-    for line in text.splitlines(keepends=True):
+    flat = re.sub(r"\\\r?\n", lambda ending: " " * len(ending[0]), text)  # a line that goes on
+    for line in flat.splitlines(keepends=True):
         end = 0
         for match in _NAMED.finditer(line):
             name, join, value = match["name"], match["join"], match["value"]
@@ -151,23 +182,18 @@ def _named(text: str, is_code: bool) -> Iterator[tuple[Span, str]]:
             quote = line[match.start() - 1 : match.start()]
             if value[0] not in _QUOTES:
                 if join[0] in _QUOTES:
-                    bare = re.split(r"[\]})]", bare)[
-                        0
-                    ]  # `"name":null}`, where the quote before the name is the name's own
+                    # `"name":null}`, where the quote before the name is the name's own
+                    bare = re.split(r"[\]})]", bare)[0]
                 elif quote in ("'", '"') and (closed := _closing(line, match.start() - 1).search(line, start)):
                     bare = line[start : closed.start()]  # all of `"NAME=two words"`
             is_flag = name.startswith("--")
-            if start < end or not is_telling(name) or is_plain(bare, name) or MASK in value:
+            if start < end or not is_telling(name) or len(bare.replace(MASK, "")) < _SHORTEST_KNOWN:
                 continue
             if not is_flag and not re.search("[:=]", join):
                 continue  # words of a sentence, or of a list
             if (is_flag and bare.startswith("--")) or (is_code and value[0] not in _QUOTES):
                 continue
-            if re.search("(?i)token$", name) and not name.isupper() and not _OF_A_TOKEN.fullmatch(bare):
-                continue  # a token of text
-            if bare.lower() == name.rpartition(".")[2].lower():
-                continue  # `api_key=api_key`
-            if looks_secret(bare):
+            if _is_secret(bare, name):
                 end = start + len(bare)
                 yield (offset + start, offset + end), f"value of {name.lstrip('-')}"
         offset += len(line)
@@ -180,12 +206,16 @@ def _closing(line: str, opening: int) -> re.Pattern[str]:
 
 def _cut(text: str, spans: Sequence[Span], word: str) -> tuple[str, list[bool]]:
     """``text`` with ``word`` in place of ``spans``, which ascend; each is taken."""
+    return _replaced(text, spans, [word] * len(spans)), [True] * len(spans)
+
+
+def _replaced(text: str, spans: Sequence[Span], words: Sequence[str]) -> str:
     pieces: list[str] = []
     end = 0
-    for start, stop in spans:
+    for (start, stop), word in zip(spans, words, strict=True):
         pieces += [text[end:start], word]
         end = stop
-    return "".join([*pieces, text[end:]]), [True] * len(spans)
+    return "".join([*pieces, text[end:]])
 
 
 def _spans(pattern: re.Pattern[str], text: str) -> Iterator[Span]:

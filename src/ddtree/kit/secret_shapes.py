@@ -19,6 +19,7 @@ _NOT_TELLING = re.compile(
     r"(^|[_.])(forward|backward|first|second|two|one|single|multi|by)_?pass$"
 )
 _ONE_OF_SEVERAL = re.compile(r"(?<=[A-Z])_?(V?[0-9]+|OLD|NEW|PROD|DEV|STAGING|TEST|BACKUP)$")
+_RANDOM = re.compile(r"(?=[A-Z0-9+]*[a-z])(?=[a-z0-9+]*[A-Z])(?=[A-Za-z+]*\d)[A-Za-z0-9+]{16,}")
 _NUMBER = re.compile(r"\d{1,6}(\.\d+)?")
 _NOT_SECRET = re.compile(
     r"(?i)^(|=*v?\d+(\.\d+)+\S{0,16}|\*+|\*\*\*masked\*\*\*|none|null|true|false|yes|no|on|off|auto|default|empty|\$\{?\w+\}?|"
@@ -93,6 +94,12 @@ PLACES: dict[str, str] = {
     r"\s*,?\s*['\"]?value['\"]?\s*[:=]\s*['\"]?([^\s'\",}]{4,})",
     "block of text that tells": rf"(?im)^([ \t]*)[\w.-]{{0,80}}(?:{_WORDS})['\"]?:[ \t]*[|>][+-]?\d?[ \t]*\n"
     r"((?:\1[ \t]+\S.*\n)*\1[ \t]+\S.*)",
+    "list that tells": r"(?im)^[ \t]*(?:- )?[\w.-]{0,80}(?:password|passphrase|api[_-]?key|access[_-]?key|"
+    r"auth[_-]?token)s?['\"]?:[ \t]*\n([ \t]*-[ \t]+[^\s:]{4,}(?:[ \t]*\n[ \t]*-[ \t]+[^\s:]{4,})*)[ \t]*$",
+    "lines that tell": rf"(?i)\b[\w.-]{{0,80}}(?:{_WORDS})['\"]?\s*[:=]\s*(?:\"{{3}}|'{{3}})\s*"
+    r"([^\s'\"]{4,})\s*[\"']{3}",
+    "pair that tells": rf"(?i)[(\[]\s*b?(['\"])[\w.-]{{0,80}}(?:{_WORDS})\1,\s*b?"
+    r"['\"]((?=[^'\"]*\d)[^'\"]{8,})['\"]\s*[)\]]",
     "password in a sentence": r"(?i)\b(?:with|using|and|is) (?:the )?password[ :]+['\"]?((?=[^\s'\"]*\d)[^\s'\"]{6,})",
     "command line password": r"(?i)(?:^|\s)(?:--?user|-u)[= ]['\"]?[A-Za-z0-9_.@-]+:([^\s'\"]{4,})",
 }
@@ -115,8 +122,10 @@ def is_plain(value: str, name: str = "") -> bool:
 
 def looks_secret(value: str) -> bool:
     """Words of code and prose are no secrets: a call, an attribute, a path."""
-    if len(value) < 4 or value.startswith(("/", "./", "../", "~/")):
+    if len(value) < 4 or value.startswith(("./", "../", "~/")):
         return False
+    if value.startswith("/"):  # a path, or base64 that begins so
+        return bool(_RANDOM.search(value))
     return not re.fullmatch(r"[A-Za-z_][\w.]*(\[.*|\(.*|\).*|:)", value) and not re.fullmatch(
         r"(?:self|os|args|config|request|settings|deployment|secrets|cls)(\.\w+)+", value
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ddtree.bench.grade.parting import Chance, Parting
-from ddtree.bench.record import SCHEMA_VERSION, Record, WorkloadRecord
+from ddtree.bench.record import SCHEMA_VERSION, Record, SchemaVersion, WorkloadRecord
 
 
 class GradeRecord(Record):
@@ -16,7 +16,7 @@ class GradeRecord(Record):
         bound_nats: largest gap that counts as a near-tie.
     """
 
-    schema_version: str = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     run_id: str
     created_at: float
     command: list[str]
@@ -33,7 +33,7 @@ class GradeRecord(Record):
 class AnswerRow(Record):
     """A graded answer. ``verdict`` ``error``: none came, and it is not part of the score."""
 
-    schema_version: str = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     run_id: str
     side: str
     problem_id: str
@@ -49,7 +49,7 @@ class AnswerRow(Record):
 class ComparisonRow(Record):
     """One problem on two sides. ``verdict_changed``: right on one side and wrong on the other."""
 
-    schema_version: str = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     run_id: str
     problem_id: str
     side: str

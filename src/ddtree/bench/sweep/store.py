@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from ddtree.bench.files import append_line, drop_torn_line, whole_lines, write_whole
-from ddtree.bench.record import SCHEMA, SCHEMA_VERSION, Record, schema_text
+from ddtree.bench.record import SCHEMA, SCHEMA_VERSION, Record, SchemaVersion, schema_text
 from ddtree.errors import UserError
 
 SWEEP, POINTS = "sweep.json", "points.jsonl"
@@ -19,7 +19,7 @@ Status = Literal["measured", "invalid", "failed", "refused", "same"]
 class SweepRecord(Record):
     """``sweep.json``: the sweep's file and deployment as they were, and what was to be measured."""
 
-    schema_version: str = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     sweep_id: str
     created_at: float
     sweep_text: str
@@ -42,7 +42,7 @@ class PointRow(Record):
         verdict: of the verification: ``proven``, ``violated`` or ``unknown``.
     """
 
-    schema_version: str = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     sweep_id: str
     point: str
     settings: dict[str, Any]

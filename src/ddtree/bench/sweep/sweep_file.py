@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from ddtree.errors import UserError
 
 UNSET = "unset"
 """As a value: the key is left out of the deployment."""
+MOST_POINTS = 10_000
 
 Value = bool | int | float | str | list[Any]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
@@ -131,6 +133,8 @@ class SweepTable(Table):
         for key, values in (self.grid or {}).items():
             if not values or any(value in values[:place] for place, value in enumerate(values)):
                 raise ValueError(f"{key} is empty or has a value twice")
+        if self.grid and (points := prod(map(len, self.grid.values()))) > MOST_POINTS:
+            raise ValueError(f"{points:,} points are more than {MOST_POINTS:,}: give fewer values, or a search")
         return self
 
     def settings(self) -> Iterator[dict[str, Value]]:
