@@ -33,7 +33,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         _remove(draft)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"no space left for {path}", "free some and run the same command again, train run with --resume") from error
+            raise UserError(
+                f"no space left for {path}", "free some and run the same command again, train run with --resume"
+            ) from error
         raise UserError(
             f"cannot write {path} ({error.strerror or error})", "check the disk and the rights, then run it again"
         ) from error
