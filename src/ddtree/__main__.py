@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -14,6 +15,11 @@ def main() -> None:
     except KeyboardInterrupt:  # even while modules are still being imported
         print("\ninterrupted", file=sys.stderr)
         code = 130
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        # Under torchrun a thread that torch leaves behind sometimes aborts the interpreter's own way out.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 
