@@ -25,7 +25,7 @@ def watch(url):
     while (told := httpx.get(f"{url}/ready")).status_code != 200:
         stages.append(told.json()["stage"])
         time.sleep(0.01)
-    print(gc.get_freeze_count(), sys.getswitchinterval(), stages[-1], flush=True)
+    print(gc.get_freeze_count(), sys.getswitchinterval(), *stages, sep="; ", flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 serve(ServerSettings(model_name="tiny", port=0), load, {}, announce)
@@ -37,6 +37,6 @@ def test_nothing_of_the_loaded_engine_is_searched_for_garbage_and_threads_take_s
         [sys.executable, "-c", SCRIPT, tiny_folders[0]], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    frozen, switch_s, stage = done.stdout.split(maxsplit=2)
+    frozen, switch_s, *stages = done.stdout.strip().split("; ")
     assert int(frozen) > 100_000 and float(switch_s) <= 1e-3
-    assert stage.strip() == "warming up", "no stage is called ready before the server is"
+    assert stages and "ready" not in stages, "no stage is called ready before the server is"
