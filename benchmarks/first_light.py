@@ -19,16 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from prompt_files import read_prompts
 
 from ddtree import Engine, SamplingParams, Speculation
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = (8, 16, 32, 64, 128)
-
-
-def read_prompts(folder: Path, name: str, count: int) -> list[list[dict[str, str]]]:
-    lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-    return [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines]
 
 
 def provenance(engine: Engine) -> dict[str, Any]:
@@ -54,7 +50,7 @@ def equality(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     prompts = [
         p
         for name, n in (("gsm8k_test100", 14), ("humaneval", 13), ("mt_bench", 13))
-        for p in read_prompts(args.prompts, name, n)
+        for p in read_prompts(args.prompts, (name,), n)
     ]
     rows = []
 
@@ -100,7 +96,7 @@ def tau(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     params = SamplingParams(max_new_tokens=256)
     rows = []
     for name in ("gsm8k_test100", "humaneval", "mt_bench"):
-        prompts = read_prompts(args.prompts, name, 10)
+        prompts = read_prompts(args.prompts, (name,), 10)
         for speculation in (Speculation("chain"), *(Speculation("tree", b) for b in BUDGETS)):
             done = engine.generate(prompts, params, speculation=speculation)
             tokens, rounds = sum(sum(c.stats.accepted_lengths) for c in done), sum(c.stats.rounds for c in done)
@@ -124,9 +120,7 @@ def speed(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(args.model, dtype=engine.target.dtype)
-    prompts = [
-        p for name in ("gsm8k_test100", "humaneval") for p in read_prompts(args.prompts, name, args.repeats // 2)
-    ]
+    prompts = read_prompts(args.prompts, ("gsm8k_test100", "humaneval"), args.repeats // 2)
     ways = {"ar": Speculation("ar"), "chain": Speculation("chain")} | {
         f"tree {b}": Speculation("tree", b) for b in (8, 16, 32, 64)
     }

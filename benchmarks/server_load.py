@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from ending import end
 from stream_crowd import Crowd, Reply
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -141,12 +142,7 @@ def server(args: argparse.Namespace, max_batch: int) -> Iterator[str]:
         print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
         yield url
     finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, 60)
 
 
 def request(prompt: str, mode: str, max_tokens: int, stream: bool = True) -> dict[str, Any]:

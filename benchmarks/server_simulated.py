@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ending import end
 from stream_crowd import Crowd, Reply
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -233,12 +234,7 @@ def server(source: Path, folder: Path, max_batch: int, costs: Costs) -> Iterator
         assert url and thread
         yield Served(url[1], process.pid, int(thread[1]))
     finally:
-        process.terminate()
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, 40)
 
 
 def cost_flags(costs: Costs) -> list[object]:

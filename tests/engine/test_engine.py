@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ddtree import Engine, SamplingParams, Speculation
-from ddtree.engine.prefill import prefill_chunk
 from ddtree.engine.runner import EagerRunner
 from ddtree.errors import UserError
+from filled_runner import FilledRunner
 from tiny_models import make_drafter, make_target
 
 TREE = Speculation("tree", 8)
@@ -241,19 +241,8 @@ def test_times_of_rounds_are_those_of_the_wall_clock(engine, mode):
 def test_chunks_of_different_lengths_filled_up_to_one(folders, engine):
     """As graphs prefill: rows behind a chunk's end must leave no trace."""
 
-    class Padded(EagerRunner):
-        def prefill_rows(self, rows):
-            return 32
-
-        def prefill(self, slots, chunks, kind, context_bound, constraints=()):
-            tokens = self._state.on_device([chunk + [9] * (32 - len(chunk)) for chunk in chunks])
-            valid = self._state.on_device([len(chunk) for chunk in chunks])
-            batch = self._state.select(self._state.on_device(slots), kind.flags, context_bound)
-            drafter = self._drafter if kind.drafts else None
-            return prefill_chunk(self._state, batch, self._target, drafter, tokens, kind.is_last, (), valid)
-
     padded = Engine.load(*folders, dtype="float32", max_model_len=64, max_batch=3, prefill_tokens=20)
-    padded._scheduler._runner = Padded(padded.state, padded.target, padded.drafter)
+    padded._scheduler._runner = FilledRunner(padded.state, padded.target, padded.drafter)
     prompts = [[4 + (5 * i + j) % 50 for j in range(n)] for i, n in enumerate((3, 31, 20, 40, 1, 27))]
     for params in (SamplingParams(max_new_tokens=12), SamplingParams(max_new_tokens=12, temperature=1.0, seed=4)):
         plain = engine.generate(prompts, params, speculation=TREE)

@@ -7,8 +7,7 @@ import pytest
 from ddtree import Engine, SamplingParams, Speculation
 from ddtree.engine import scheduler
 from ddtree.engine.groups import prefill_groups
-from ddtree.engine.prefill import prefill_chunk
-from ddtree.engine.runner import EagerRunner
+from filled_runner import FilledRunner
 from tiny_models import make_drafter, make_target
 
 
@@ -79,28 +78,17 @@ def test_prompts_wait_for_company_while_many_decode(tmp_path, monkeypatch):
     prompts = [[4 + (7 * i + j) % 50 for j in range(3 + i)] for i in range(8)]
     params = [SamplingParams(max_new_tokens=10 + 3 * i) for i in range(8)]
 
-    class Overlapping(EagerRunner):
-        overlaps = fills_up = True
-
-        def prefill_rows(self, rows):
-            return 32
-
-        def prefill(self, slots, chunks, kind, context_bound, constraints=()):
-            batches.append(len(chunks))
-            tokens = self._state.on_device([chunk + [9] * (32 - len(chunk)) for chunk in chunks])
-            valid = self._state.on_device([len(chunk) for chunk in chunks])
-            batch = self._state.select(self._state.on_device(slots), kind.flags, context_bound)
-            return prefill_chunk(self._state, batch, self._target, self._drafter, tokens, kind.is_last, (), valid)
+    class Overlapping(FilledRunner):
+        overlaps = True
 
     answers, launches = [], []
     for crowd in (2, 10**6):
         monkeypatch.setattr(scheduler, "CROWD", crowd)
-        batches = []
         engine = Engine.load(target, drafter, dtype="float32", max_model_len=96, max_batch=4)
         engine._runner = engine._scheduler._runner = Overlapping(engine.state, engine.target, engine.drafter)
         done = engine.generate(prompts, params, speculation=Speculation("tree", 8))
         answers.append([c.token_ids for c in done])
-        launches.append(batches)
+        launches.append(engine._runner.batches)
     assert answers[0] == answers[1]
     assert [len(tokens) for tokens in answers[0]] == [p.max_new_tokens for p in params]
     assert sum(launches[0]) == sum(launches[1]) == 8

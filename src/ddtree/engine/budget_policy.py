@@ -4,7 +4,7 @@ Each round tells, from the drafter's own scores, how many tokens it was expected
 how many of them the target took; that corrects the scores, by depth and by rank in the tree. The next round takes the
 budget with the most expected tokens per millisecond, over all sequences of the batch; plain decoding is one of the
 choices. The choice lags a round behind, so that nothing waits for it, and holds for some rounds, since choosing and
-learning take the host a fifth of a millisecond.
+learning take the host some 50 microseconds.
 """
 
 from collections.abc import Sequence as Seq
