@@ -370,6 +370,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--engines", nargs="*", default=["sglang", "native"], choices=["sglang", "native"])
     parser.add_argument("--only", nargs="*", help="verify: single cases")
+    parser.add_argument("--port", type=int, help="first port, where one job runs twice at a time")
     given = parser.parse_args()
     given.home = given.home.absolute()
     if given.job == "prepare":
@@ -381,7 +382,7 @@ def main() -> int:
         parser.error(f"{given.job} needs --out")
     given.out = given.out.absolute()
     work, port = JOBS[given.job]
-    job = Job(given.job, given, port)
+    job = Job(given.job, given, given.port or port)
     try:
         work(job)
     finally:

@@ -22,11 +22,11 @@ BASE = {"numpy", "typer", "rich", "pydantic", "httpx", "prometheus_client"}
 # What of ours a package may import. Those not named may import anything of ours.
 MAY_IMPORT = {
     "tree": set(),
-    "kernels": {"tree", "errors", "user_cache"},
+    "kernels": {"tree", "errors", "disk", "user_cache"},
     "models": {"kernels", "errors"},
-    "engine": {"tree", "models", "kernels", "errors", "user_cache", "openmp"},
+    "engine": {"tree", "models", "kernels", "errors", "disk", "user_cache", "openmp"},
     "demo": {"errors", "user_cache"},
-    "sglang": {"tree", "kernels", "errors", "user_cache"},
+    "sglang": {"tree", "kernels", "errors", "disk", "user_cache"},
     "errors": {"plain_text"},
     "disk": set(),
     "plain_text": set(),

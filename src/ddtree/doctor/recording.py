@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddtree.disk import write_whole
 from ddtree.doctor.engine_script import ENGINE_SCRIPT
 from ddtree.errors import UserError
 
@@ -124,12 +125,9 @@ def write_recording(file: Path, recording: Recording) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    draft = file.with_name(f"{file.name}.unfinished")
     try:
-        draft.write_text(json.dumps(recording.to_json(), indent=1) + "\n", encoding="utf-8")
-        draft.replace(file)
+        write_whole(file, json.dumps(recording.to_json(), indent=1) + "\n")
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UserError(f"cannot write {file} ({error.strerror})", "give --record a file of yours") from None
 
 

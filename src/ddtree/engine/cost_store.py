@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ddtree.disk import write_whole
 from ddtree.user_cache import cache_folder
 
 DECIDING = (
@@ -42,9 +43,7 @@ class CostStore:
         try:
             path = self._path()
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps([[*key, ms] for key, ms in sorted(cost_ms.items())]))
-            part.replace(path)
+            write_whole(path, json.dumps([[*key, ms] for key, ms in sorted(cost_ms.items())]))
         except OSError:
             return
 

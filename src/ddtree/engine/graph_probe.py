@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from ddtree.disk import write_whole
 from ddtree.engine.graph_limit import GraphLimit
 from ddtree.models.drafter_config import DrafterConfig
 from ddtree.models.target_config import TargetConfig
@@ -122,9 +123,7 @@ def _remember(probes: dict[str, str]) -> None:
     try:
         path = cache_folder() / "graph-probes.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(probes))
-        part.replace(path)
+        write_whole(path, json.dumps(probes))
     except OSError:
         return  # the next start asks again
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from pathlib import Path
 
+from ddtree.disk import write_whole
 from ddtree.fetch.hashing import Digests
 
 _NAME = "verified.json"
@@ -39,9 +39,4 @@ class Journal:
         stat = (self._folder / path).stat()
         with self._lock:
             self._entries[path] = vars(digests) | {"mtime_ns": stat.st_mtime_ns}
-            draft = self._file.with_suffix(".unfinished")
-            with draft.open("w", encoding="utf-8") as file:
-                json.dump(self._entries, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(self._file)
+            write_whole(self._file, json.dumps(self._entries))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 from ddtree.fetch.wanted import checked_path
 
@@ -89,15 +89,9 @@ def read_lock(folder: Path) -> LockFile:
 
 def write_lock(folder: Path, lock: LockFile) -> Path:
     """Write it in whole or not at all."""
-    path, draft = folder / LOCK_NAME, folder / f"{LOCK_NAME}.unfinished"
+    path = folder / LOCK_NAME
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(lock.model_dump(mode="json", exclude_none=True), file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
+        write_whole(path, json.dumps(lock.model_dump(mode="json", exclude_none=True), indent=1) + "\n")
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UserError(f"cannot write {path} ({error.strerror})", "free some space, and fetch again") from error
     return path

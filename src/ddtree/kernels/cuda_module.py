@@ -7,15 +7,14 @@ itself is loaded at the first launch, which therefore must not happen inside a c
 
 import ctypes
 import hashlib
-import os
 import re
-import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 from ddtree.user_cache import cache_folder
 
@@ -114,9 +113,7 @@ def _compiled(source: str, name: str, options: tuple[str, ...]) -> bytes:
     image = _compile(source, name, options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(image)
-        os.replace(file.name, path)  # whole or not at all, also with several processes
+        write_whole(path, image)
     except OSError:
         pass
     return image

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ddtree
+from ddtree.disk import write_whole
 from ddtree.kit.durable import sync_tree
 from ddtree.kit.names import checked
 
@@ -50,9 +51,7 @@ def seal_tags(folder: Path) -> None:
     sync_tree(folder)
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != TAG_MANIFEST)
     digests = {name: digest_of(folder / name) for name in names}
-    draft = folder / f".{TAG_MANIFEST}.unfinished"
-    draft.write_text(told_manifest(digests), encoding="utf-8", newline="\n")
-    draft.replace(folder / TAG_MANIFEST)
+    write_whole(folder / TAG_MANIFEST, told_manifest(digests))
 
 
 def told_manifest(digests: Mapping[str, str]) -> str:
@@ -72,10 +71,7 @@ def read_info(folder: Path) -> list[tuple[str, str]]:
 
 def write_info(folder: Path, pairs: list[tuple[str, str]]) -> None:
     """Write ``bag-info.txt``; afterwards the tags must be sealed."""
-    text = "".join(f"{name}: {value}\n" for name, value in pairs)
-    draft = folder / f".{BAG_INFO}.unfinished"
-    draft.write_text(text, encoding="utf-8", newline="\n")
-    draft.replace(folder / BAG_INFO)
+    write_whole(folder / BAG_INFO, "".join(f"{name}: {value}\n" for name, value in pairs))
 
 
 def digest_of(path: Path) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from ddtree.doctor.recording import read_recording
 from ddtree.errors import UserError
-from ddtree.kit.names import printable
 from ddtree.kit.record import (
     ENVIRONMENT,
     EXPERIMENT,
@@ -27,6 +26,7 @@ from ddtree.kit.record import (
     ProcessRecord,
     read_record,
 )
+from ddtree.plain_text import printable
 
 Difference = dict[str, list[str]]
 

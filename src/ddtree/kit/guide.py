@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ddtree.kit.names import printable
 from ddtree.kit.record import (
     ENVIRONMENT,
     EXPERIMENT,
@@ -21,6 +20,7 @@ from ddtree.kit.record import (
     Place,
     read_record,
 )
+from ddtree.plain_text import printable
 from ddtree.report.markdown import told_value
 
 _PARTS = {

@@ -58,11 +58,6 @@ PlainPath = Annotated[str, AfterValidator(_plain_path)]
 """A relative path in a record of a kit: one that leads elsewhere makes the record invalid."""
 
 
-def printable(text: str) -> str:
-    """Text of a kit by anybody, without what commands a terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)
-
-
 def slug(text: str) -> str:
     """A plain name for a part of a path."""
     plain = re.sub(r"[^A-Za-z0-9_.+=-]+", "-", text).strip("-. ")

@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 from ddtree.kit import bag
 
@@ -56,9 +57,7 @@ def sign(folder: Path, key: Path) -> str:
     fingerprint = fingerprint_in(text)
     place = folder / bag.SIGNATURES / f"{_file_name(fingerprint)}.sig"
     place.parent.mkdir(exist_ok=True)
-    draft = place.with_suffix(".unfinished")
-    draft.write_text(canonical(text), encoding="ascii", newline="\n")
-    draft.replace(place)
+    write_whole(place, canonical(text))
     pairs = [pair for pair in bag.read_info(folder) if pair != (bag.SIGNED_BY, fingerprint)]
     bag.write_info(folder, [*pairs, (bag.SIGNED_BY, fingerprint)])
     bag.seal_tags(folder)

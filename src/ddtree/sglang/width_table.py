@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddtree.disk import write_whole
 from ddtree.user_cache import cache_folder
 
 KEY_FIELDS = (
@@ -71,14 +71,8 @@ class WidthTable:
         """Write it, whole or not at all; where it lies now."""
         path = table_path(self.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with part.open("w", encoding="utf-8") as out:
-            json.dump(
-                {"key": self.key, "rows": {b: asdict(row) for b, row in sorted(self.rows.items())}}, out, indent=1
-            )
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(path)
+        rows = {budget: asdict(row) for budget, row in sorted(self.rows.items())}
+        write_whole(path, json.dumps({"key": self.key, "rows": rows}, indent=1))
         return path
 
     def best_budget(self, concurrency: int) -> int | None:

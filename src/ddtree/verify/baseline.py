@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 from ddtree.user_cache import cache_folder
 
@@ -72,16 +72,10 @@ def save_baseline(baseline: Baseline) -> Path:
         UserError: the cache folder cannot be written.
     """
     path = baseline_file(baseline.target, baseline.model_name)
-    draft = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump({"format": _FORMAT} | asdict(baseline), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
+        write_whole(path, json.dumps({"format": _FORMAT} | asdict(baseline), indent=1))
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UserError(
             f"the baseline cannot be kept in {path.parent} ({error.strerror})", "set DDTREE_CACHE, or --no-baseline"
         ) from error
