@@ -50,6 +50,13 @@ in twenty rounds, so telling which is better takes many."""
 FORGET_OUTLOOK = 0.6
 """Weight of what a sequence's earlier trees promised, against the newest tree: text changes faster than machines."""
 
+OWN_SHARE = 0.5
+"""How far a sequence's outlook counts where it differs from what is usual: half of that is chance and does not last."""
+
+FIRST_LOOKS, FIRST_BUDGET = 3, 63
+"""The first rounds that are learned from take a large budget, if it was timed: a small tree tells nothing of larger ones,
+and a start with small ones, which 64 requests at once would make, would hardly ever look beyond them."""
+
 FORGET_USUAL = 0.98
 """Weight of what sequences usually promise, against the newest round, all its sequences together."""
 
@@ -117,6 +124,7 @@ class BudgetPolicy:
         self._band_trust = Trust(len(CUTS), 20.0, FORGET_BANDS)  # a band: the nodes that a cut adds to the one before
         self._usual: np.ndarray | None = None  # masses of a sequence that nothing is known of yet
         self._learned = 0  # rounds that they come from
+        self._unseen = np.zeros(len(CUTS))  # of these, since one told of each cut
         self.cost_ms: dict[tuple[int, int], float] = {}
         self._current: dict[int, int] = {}
         self._held: dict[int, int] = {}  # rounds for which the current one still holds
@@ -137,6 +145,8 @@ class BudgetPolicy:
         known = [b for b in CANDIDATES if (bucket, b) in self.cost_ms]
         if not known:
             return CANDIDATES[3]
+        if self._learned < FIRST_LOOKS:
+            return max(b for b in known if b <= FIRST_BUDGET)
         expected = self.expected_tokens(outlooks).tolist()
         rates = {b: expected[CANDIDATES.index(b)] / self.cost_ms[bucket, b] for b in known}
         best = max(known, key=lambda b: rates[b])
@@ -163,10 +173,10 @@ class BudgetPolicy:
         usual = self._usual
         if usual is None:  # nothing seen yet: drafting is worth a try
             return len(outlooks) * np.array([1.0, *(1.0 + budget**0.5 / 2 for budget in CUTS)])
-        masses = [usual if outlook.masses is None else outlook.masses for outlook in outlooks]
-        promised = np.sum(masses, axis=0) @ self._depth_trust.factors()
-        bands = self._band_trust.factors() * _differences(promised)
-        return len(masses) + np.append(0.0, np.cumsum(bands))
+        own = [outlook.masses for outlook in outlooks if outlook.masses is not None]
+        masses = len(outlooks) * usual + OWN_SHARE * (np.sum(own, axis=0) - len(own) * usual)
+        bands = self._band_trust.factors() * _differences(masses @ self._depth_trust.factors())
+        return len(outlooks) + np.append(0.0, np.cumsum(bands))
 
     def learn(self, outlooks: Seq[Outlook], budget: int, forecast: Forecast) -> None:
         """Take in a round: what each sequence's tree promised and held at each cut."""
@@ -181,7 +191,12 @@ class BudgetPolicy:
         for outlook, masses in zip(outlooks, new, strict=True):
             outlook.masses = masses
         self._learned += 1
-        self._usual = usual + max(1 / self._learned, 1 - FORGET_USUAL) * (new.mean(0) - usual)
+        self._unseen += 1
+        # What was not seen for long is mostly forgotten, where so many sequences tell of it that it is no chance.
+        shares = np.maximum(1 / self._learned, 1 - FORGET_USUAL ** np.minimum(self._unseen, len(outlooks)))
+        step = shares[:, None] * (new.mean(0) - usual)
+        step[last + 1 :] = step[last]
+        self._usual, self._unseen[: last + 1] = usual + step, 0
         self._depth_trust.learn(promised[:, last].sum(0), (held[:, last, None] > self._depths).sum(0))
         corrected = promised[:, : last + 1].sum(0) @ self._depth_trust.factors()
         self._band_trust.learn(_differences(corrected), _differences(held[:, : last + 1].sum(0)))
