@@ -12,7 +12,8 @@ overhead  batch 1: the same prompt through the server and through a bare engine 
 
 The client keeps bytes as they come and reads them when all is over (`stream_crowd.py`): one that reads every event at
 once is busier than the server from some thousand events a second on, and measures itself. `client_busy` says what share
-of its time it worked.
+of its time it worked, `loop_busy` and `engine_busy` what share the server's event loop and its engine's thread did; the
+two share one interpreter.
 
 Prompts are `*.jsonl` files with `{"turns": [text, ...]}` lines, of which the first turn is asked. The prefix cache is
 off, as the same prompts are asked again and again. On a CPU only the ratios within one run mean anything.
@@ -37,6 +38,7 @@ from typing import Any
 import httpx
 from ending import end
 from stream_crowd import Crowd, Reply
+from thread_time import thread_cpu_s
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "measured"
@@ -90,6 +92,8 @@ class Point:
     repeats_tok_s: list[float]
     failed: int
     client_busy: float
+    loop_busy: float
+    engine_busy: float
     notes: list[str]
 
 
@@ -109,8 +113,8 @@ def read_prompts(folder: Path, count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def server(args: argparse.Namespace, max_batch: int) -> Iterator[str]:
-    """`ddtree serve` as its own process; gives its address once it is ready."""
+def server(args: argparse.Namespace, max_batch: int) -> Iterator[tuple[str, int]]:
+    """`ddtree serve` as its own process; gives its address and its number once it is ready."""
     command = [
         sys.executable, "-m", "ddtree", "serve", "--model", args.target, "--draft", args.drafter, "--port", "0",
         "--device", args.device, "--dtype", args.dtype, "--max-batch", max_batch, "--max-queue", 4 * max_batch,
@@ -140,7 +144,7 @@ def server(args: argparse.Namespace, max_batch: int) -> Iterator[str]:
                     stage = ready.json()["stage"]
             time.sleep(0.1)
         print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
-        yield url
+        yield url, process.pid
     finally:
         end(process, 60)
 
@@ -175,49 +179,58 @@ def read(reply: Reply) -> Answer | None:
 
 @dataclass(frozen=True)
 class Part:
-    """One closed loop: its answers, its seconds, and the share of them in which the client worked."""
+    """One closed loop: its answers, its seconds, and the shares of them in which client and server worked."""
 
     answers: list[Answer | None]
     seconds: float
     client_busy: float
+    loop_busy: float
+    engine_busy: float
 
 
-def crowd(url: str, prompts: list[str], mode: str, concurrency: int, args: argparse.Namespace) -> Part:
+def crowd(served: tuple[str, int], prompts: list[str], mode: str, concurrency: int, args: argparse.Namespace) -> Part:
     """``concurrency`` clients over ``prompts``."""
+    url, pid = served
     bodies = [request(prompt, mode, args.max_tokens) for prompt in prompts]
     with Crowd(url, concurrency) as clients:
-        began, worked = time.perf_counter(), time.thread_time()
+        before, worked, began = thread_cpu_s(pid), time.thread_time(), time.perf_counter()
         replies = clients.ask(bodies)
-        seconds = time.perf_counter() - began
-        busy = (time.thread_time() - worked) / seconds
-    return Part([read(reply) for reply in replies], seconds, busy)
+        seconds, worked, after = time.perf_counter() - began, time.thread_time() - worked, thread_cpu_s(pid)
+    spent = {thread: cpu_s - before.get(thread, 0.0) for thread, cpu_s in after.items()}
+    loop_s = spent.pop(pid)
+    engine_s = max(spent.values())  # of the others the engine's is the only one with much to do
+    busy = [round(each / seconds, 3) for each in (worked, loop_s, engine_s)]
+    return Part([read(reply) for reply in replies], seconds, *busy)
 
 
 def load(args: argparse.Namespace) -> dict[str, Any]:
     """Every mode at every concurrency."""
     prompts = read_prompts(args.prompts, args.count)
     seen: dict[tuple[str, int], list[Part]] = {}
-    with server(args, max(args.concurrency)) as url:
+    with server(args, max(args.concurrency)) as served:
         for mode in args.modes:  # what is captured or timed at first use is so before anything counts
             for concurrency in args.concurrency:
-                crowd(url, prompts[:concurrency], mode, concurrency, args)
+                crowd(served, prompts[:concurrency], mode, concurrency, args)
         for repeat in range(args.repeats):
             for concurrency in args.concurrency:
                 count = max(args.least_requests, args.requests_per_client * concurrency)
                 asked = [prompts[i % len(prompts)] for i in range(count)]
                 for mode in args.modes if repeat % 2 else args.modes[::-1]:
-                    part = crowd(url, asked, mode, concurrency, args)
+                    part = crowd(served, asked, mode, concurrency, args)
                     seen.setdefault((mode, concurrency), []).append(part)
-        facts = httpx.get(f"{url}/server_info").json()
+        facts = httpx.get(f"{served[0]}/server_info").json()
     points = [
         point(mode, concurrency, parts) for (mode, concurrency), parts in sorted(seen.items(), key=lambda e: e[0][1])
     ]
-    print(f"{'mode':8}{'clients':>8}{'tok/s':>10}{'x ar':>7}{'TTFT p50':>10}{'p99 ms':>10}{'tau':>7}")
+    print(f"{'mode':8}{'clients':>8}{'tok/s':>10}{'x ar':>7}{'TTFT p50':>10}{'p99 ms':>10}{'tau':>7}", end="")
+    print("   busy: client  loop  engine")
     for p in points:
         plain = next((q.tok_s for q in points if q.mode == "ar" and q.concurrency == p.concurrency), None)
         ratio = f"{p.tok_s / plain:7.2f}" if plain else f"{'-':>7}"
         tau = f"{p.tau:7.2f}" if p.tau else f"{'-':>7}"
-        print(f"{p.mode:8}{p.concurrency:8}{p.tok_s:10.1f}{ratio}{p.ttft_ms_p50:10.1f}{p.ttft_ms_p99:10.1f}{tau}")
+        print(
+            f"{p.mode:8}{p.concurrency:8}{p.tok_s:10.1f}{ratio}{p.ttft_ms_p50:10.1f}{p.ttft_ms_p99:10.1f}{tau}{p.client_busy:10.2f}{p.loop_busy:6.2f}{p.engine_busy:6.2f}"
+        )
     return {"prompts": len(prompts), "points": [asdict(p) for p in points], "server": without_paths(facts)}
 
 
@@ -234,7 +247,9 @@ def point(mode: str, concurrency: int, parts: list[Part]) -> Point:
         tau=round(sum(a.tokens - 1 for a in answers) / rounds, 3) if rounds else None,
         repeats_tok_s=[round(speed, 2) for speed in speeds],
         failed=sum(answer is None for part in parts for answer in part.answers),
-        client_busy=round(statistics.median(part.client_busy for part in parts), 3),
+        client_busy=statistics.median(part.client_busy for part in parts),
+        loop_busy=statistics.median(part.loop_busy for part in parts),
+        engine_busy=statistics.median(part.engine_busy for part in parts),
         notes=sorted({note for a in answers for note in a.notes}),
     )  # fmt: skip
 
@@ -251,7 +266,7 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 
     prompts = read_prompts(args.prompts, args.overhead_prompts)
     rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
-    with server(args, 1) as url, Crowd(url, 1) as client:
+    with server(args, 1) as (url, _), Crowd(url, 1) as client:
         engine = Engine.load(
             args.target, args.drafter, device=args.device, dtype=args.dtype, max_batch=1, threads=args.threads,
             max_model_len=args.max_model_len, memory_fraction=args.memory_fraction,

@@ -44,6 +44,7 @@ from typing import Any
 
 from ending import end
 from stream_crowd import Crowd, Reply
+from thread_time import thread_cpu_s
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -187,15 +188,8 @@ class Served:
 
     def cpu_s(self) -> tuple[float, float, float]:
         """CPU seconds so far of the event loop, of the engine's thread, and of the whole process."""
-
-        def of(thread: str) -> float:
-            return 1e-9 * int(Path(f"/proc/{self.pid}/task/{thread}/schedstat").read_text().split()[0])
-
-        total = 0.0
-        for thread in os.listdir(f"/proc/{self.pid}/task"):
-            with contextlib.suppress(FileNotFoundError):
-                total += of(thread)
-        return of(str(self.pid)), of(str(self.engine_thread)), total
+        spent = thread_cpu_s(self.pid)
+        return spent[self.pid], spent[self.engine_thread], sum(spent.values())
 
 
 @dataclass(frozen=True)
