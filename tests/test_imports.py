@@ -17,7 +17,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "ddtree"
 OPERATIONS_WING = {"deploy", "verify", "doctor", "fetch", "bench", "report", "kit"}
 HEAVY = {"torch", "transformers", "safetensors", "tokenizers", "triton"}
-BASE = {"numpy", "typer", "rich", "pydantic", "httpx", "prometheus_client"}
+BASE = {"numpy", "typer", "rich", "pydantic", "httpx", "aiohttp", "prometheus_client"}
 
 # What of ours a package may import. Those not named may import anything of ours.
 MAY_IMPORT = {

@@ -8,13 +8,21 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 
 from ddtree.bench.endpoint import error_words
+from ddtree.bench.http_client import FAILURES, OK, Arrival, HttpClient, failed, read_up_to
 from ddtree.bench.sse import EventReader, EventTooLong
 
-_TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
-"""Fields of a delta that hold generated text; servers name the thinking part in two ways."""
+_THOUGHTS = ("reasoning_content", "reasoning")
+"""Fields of a delta that hold generated text beside ``content``; servers name the thinking part in two ways."""
+_ACCOUNTS = ("ddtree", "meta_info", "metrics")
+_RARE_FIELDS = frozenset((*_ACCOUNTS, "error", "usage"))
+_MOST_REFUSAL_BYTES = 2**16
+_STALL_SLACK = 0.02
+"""Setting a timer costs as much as reading an event: it is set this share of the stall's time too late, and anew only
+once that is used up."""
+_read_json = json.JSONDecoder().raw_decode
 
 
 @dataclass
@@ -53,66 +61,63 @@ class Answer:
 
 
 async def ask(
-    client: httpx.AsyncClient, url: str, body: dict[str, Any], request_timeout_s: float, stall_timeout_s: float
+    client: HttpClient, url: str, body: dict[str, Any], request_timeout_s: float, stall_timeout_s: float
 ) -> Answer:
     """Send ``body`` and read the stream to its end; whatever goes wrong is in the answer, nothing is raised.
 
     Args:
         request_timeout_s: longest time for all of it, the wait for the first event included.
-        stall_timeout_s: longest time between events that carry data, once there was one.
+        stall_timeout_s: longest time between events that carry data, once there was one; up to 2 % more may pass.
     """
     answer = Answer()
     content = json.dumps(body).encode()
     loop = asyncio.get_running_loop()
-    sent, began = time.perf_counter(), loop.time()
+    sent, deadline = time.perf_counter(), loop.time() + request_timeout_s
     try:
-        async with asyncio.timeout(request_timeout_s) as limit:
-            headers = {"content-type": "application/json", "accept": "text/event-stream"}
-            async with client.stream("POST", url, content=content, headers=headers) as response:
-                answer.http_status = response.status_code
-                if response.status_code != httpx.codes.OK:
-                    await _read_refusal(response, answer)
-                elif await _read_stream(response, answer, sent, limit, began + request_timeout_s, stall_timeout_s):
-                    pass
-                else:
-                    answer.fail("broken_stream", "the stream ended without [DONE]")
-    except TimeoutError:
-        if answer.chunk_ms and loop.time() < began + request_timeout_s - 0.001:
+        async with asyncio.timeout_at(deadline) as limit, client.stream(url, content) as response:
+            answer.http_status = response.status
+            if response.status != OK:
+                await _read_refusal(response, answer)
+            elif not await _read_stream(response, client.arrival(response), answer, sent, limit, stall_timeout_s):
+                answer.fail("broken_stream", "the stream ended without [DONE]")
+    except EventTooLong:
+        answer.fail("broken_stream", "an event has no end")
+    except FAILURES as error:
+        failure = failed(error)
+        if failure.is_gone:
+            answer.fail("no_connection", str(failure))
+        elif not isinstance(error, TimeoutError):
+            answer.fail("broken_stream", str(failure))
+        elif loop.time() < deadline - 0.001:
             answer.fail("stalled", f"nothing came for {stall_timeout_s:g} s")
         else:
             answer.fail("timeout", f"not done after {request_timeout_s:g} s")
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        answer.fail("no_connection", str(error) or type(error).__name__)
-    except EventTooLong:
-        answer.fail("broken_stream", "an event has no end")
-    except httpx.HTTPError as error:
-        answer.fail("broken_stream", f"{type(error).__name__}: {error}")
     answer.end_ms = (time.perf_counter() - sent) * 1e3
     return answer
 
 
-async def _read_refusal(response: httpx.Response, answer: Answer) -> None:
-    raw = await response.aread()
+async def _read_refusal(response: aiohttp.ClientResponse, answer: Answer) -> None:
+    raw = await read_up_to(response, _MOST_REFUSAL_BYTES)
     try:
         words = error_words(json.loads(raw))
-    except ValueError:
+    except (ValueError, RecursionError):
         words = raw[:300].decode("utf-8", "replace")
-    answer.fail(f"http_{response.status_code}", words)
+    answer.fail(f"http_{response.status}", words)
 
 
 async def _read_stream(
-    response: httpx.Response,
+    response: aiohttp.ClientResponse,
+    arrival: Arrival,
     answer: Answer,
     sent: float,
     limit: asyncio.Timeout,
-    deadline: float,
     stall_timeout_s: float,
 ) -> bool:
     """Whether the stream came to its ``[DONE]``."""
-    loop = asyncio.get_running_loop()
-    reader, is_done, pieces = EventReader(), False, []
-    async for received in response.aiter_raw():
-        now_ms = (time.perf_counter() - sent) * 1e3
+    clock, read, deadline = asyncio.get_running_loop().time, response.content.readany, limit.when() or 0.0
+    reader, is_done, pieces, set_again_at = EventReader(), False, [], 0.0
+    while received := await read():
+        now_ms = round((arrival.came_s - sent) * 1e3, 3)
         for data in reader.feed(received):
             if data.strip() == b"[DONE]":
                 is_done = True
@@ -120,7 +125,9 @@ async def _read_stream(
             if (piece := _take(data, answer, now_ms)) is None:
                 return True  # an error was noted, which says more than how the stream ends
             pieces.append(piece)
-            limit.reschedule(min(deadline, loop.time() + stall_timeout_s))
+            if (now := clock()) >= set_again_at:
+                set_again_at = now + _STALL_SLACK * stall_timeout_s
+                limit.reschedule(min(deadline, set_again_at + stall_timeout_s))
     answer.text = "".join(pieces)
     return is_done
 
@@ -128,24 +135,28 @@ async def _read_stream(
 def _take(data: bytes, answer: Answer, now_ms: float) -> str | None:
     """Note what an event holds; returns its text, None where it is an error or cannot be read."""
     try:
-        event = json.loads(data)
-    except ValueError:
+        content = data.decode("utf-8", "surrogatepass").strip()
+        event, end = _read_json(content)
+    except (ValueError, RecursionError):
+        event, content, end = None, "", -1
+    if end != len(content):
         answer.fail("broken_stream", "an event is not JSON")
         return None
     if not isinstance(event, dict):
         answer.fail("broken_stream", "an event is no object")
         return None
-    if event.get("error"):
-        answer.fail("error_event", error_words(event))
-        return None
-    if isinstance(event.get("usage"), dict):
-        answer.usage = event["usage"]
-    for name in ("ddtree", "meta_info", "metrics"):
-        if isinstance(event.get(name), dict):
-            answer.told[name] = event[name]
+    if not _RARE_FIELDS.isdisjoint(event):  # most events have none of them
+        if event.get("error"):
+            answer.fail("error_event", error_words(event))
+            return None
+        if isinstance(event.get("usage"), dict):
+            answer.usage = event["usage"]
+        for name in _ACCOUNTS:
+            if isinstance(event.get(name), dict):
+                answer.told[name] = event[name]
     text = ""
     choices = event.get("choices")
-    for choice in choices if isinstance(choices, list) else []:
+    for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, dict):
             continue
         generated, reply = _text(choice)
@@ -154,12 +165,11 @@ def _take(data: bytes, answer: Answer, now_ms: float) -> str | None:
         if isinstance(choice.get("meta_info"), dict):
             answer.told["meta_info"] = choice["meta_info"]
         if choice.get("finish_reason"):
-            answer.finish_reason = str(choice["finish_reason"])
-            answer.last_ms = round(now_ms, 3)
+            answer.finish_reason, answer.last_ms = str(choice["finish_reason"]), now_ms
     if text:
-        answer.chunk_ms.append(round(now_ms, 3))
+        answer.chunk_ms.append(now_ms)
         answer.chunk_chars.append(len(text))
-        answer.last_ms = round(now_ms, 3)
+        answer.last_ms = now_ms
     return text
 
 
@@ -169,7 +179,10 @@ def _text(choice: dict[str, Any]) -> tuple[str, str]:
     if not isinstance(delta, dict):
         text = choice["text"] if isinstance(choice.get("text"), str) else ""
         return text, text
-    generated = "".join(delta[name] for name in _TEXT_FIELDS if isinstance(delta.get(name), str))
-    calls = delta.get("tool_calls")
     content = delta.get("content")
-    return generated + (json.dumps(calls) if calls else ""), content if isinstance(content, str) else ""
+    reply = content if isinstance(content, str) else ""
+    if len(delta) == 1 and reply:  # nearly all are so
+        return reply, reply
+    thoughts = "".join(delta[name] for name in _THOUGHTS if isinstance(delta.get(name), str))
+    calls = delta.get("tool_calls")
+    return thoughts + reply + (json.dumps(calls) if calls else ""), reply

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import httpx
-
+from ddtree.bench.http_client import OK, HttpClient, HttpFailed, Reply
 from ddtree.errors import UserError
 from ddtree.verify.exposition import Exposition
 
 EngineName = Literal["native", "sglang", "vllm", "unknown"]
-_FACTS_TIMEOUT_S = 30.0
+_FACTS_TIMEOUT_S, _COUNT_TIMEOUT_S = 30.0, 300.0
 
 _COUNTERS = {
     "native": {
@@ -45,7 +44,7 @@ class Endpoint:
     """
 
     url: str
-    client: httpx.AsyncClient
+    client: HttpClient
     engine: EngineName
     model: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -75,38 +74,32 @@ class Endpoint:
         if not names:
             return {}
         try:
-            answer = await self.client.get(f"{self.url}/metrics", timeout=_FACTS_TIMEOUT_S)
-        except httpx.HTTPError:
+            answer = await self.client.get(f"{self.url}/metrics", _FACTS_TIMEOUT_S)
+        except HttpFailed:
             return {}
-        if answer.status_code != httpx.codes.OK:
+        if answer.status != OK:
             return {}
-        told = Exposition(answer.text)
+        told = Exposition(answer.body.decode("utf-8", "replace"))
         found = {name: told.total(metric) for name, metric in names.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = await self.client.post(f"{self.url}{path}", json=body, timeout=300.0)
+            answer = await self.client.post(f"{self.url}{path}", body, _COUNT_TIMEOUT_S)
             told = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
+        except (HttpFailed, ValueError) as error:
             raise UserError(f"{self.url}{path} gave no answer ({error})", "see the server's log") from error
-        if answer.status_code != httpx.codes.OK or not isinstance(told, dict):
-            raise UserError(f"{self.url}{path} answered {answer.status_code} ({error_words(told)})", "see its log")
+        if answer.status != OK or not isinstance(told, dict):
+            raise UserError(f"{self.url}{path} answered {answer.status} ({error_words(told)})", "see its log")
         return told
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
         return body if self.engine == "native" else {"model": self.model} | body
 
 
-def make_client(url: str, api_key: str | None) -> httpx.AsyncClient:
-    """A client without limits of its own on connections, which would queue requests where nobody sees it."""
-    return httpx.AsyncClient(
-        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        timeout=httpx.Timeout(30.0, read=None, pool=None),
-        trust_env=not is_loopback(url),
-        follow_redirects=False,
-    )
+def make_client(url: str, api_key: str | None) -> HttpClient:
+    """A client for the server at ``url``; a proxy, where the environment names one, is not for this machine itself."""
+    return HttpClient(url, api_key, uses_proxies=not is_loopback(url))
 
 
 def clean_url(url: str) -> str:
@@ -138,19 +131,17 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-async def connect(url: str, client: httpx.AsyncClient, model: str | None) -> Endpoint:
+async def connect(url: str, client: HttpClient, model: str | None) -> Endpoint:
     """Find out what answers at ``url``.
 
     Raises:
         UserError: nothing answers, a key is wanted, or it has several models and none is named.
     """
     try:
-        listed = await client.get(f"{url}/v1/models", timeout=_FACTS_TIMEOUT_S)
-    except httpx.HTTPError as error:
-        raise UserError(
-            f"nothing answers at {url} ({type(error).__name__})", "start the server, or name another"
-        ) from error
-    if listed.status_code in (401, 403):
+        listed = await client.get(f"{url}/v1/models", _FACTS_TIMEOUT_S)
+    except HttpFailed as error:
+        raise UserError(f"nothing answers at {url} ({error})", "start the server, or name another") from error
+    if listed.status in (401, 403):
         raise UserError(f"{url} wants a key", "give --api-key-file FILE")
     names = _model_names(listed)
     if model is None:
@@ -194,20 +185,20 @@ def _is_secret(name: str) -> bool:
     return words[-1] in ("key", "keys", "token", "secret", "password")
 
 
-def _model_names(listed: httpx.Response) -> list[str]:
+def _model_names(listed: Reply) -> list[str]:
     try:
         return [str(model["id"]) for model in listed.json()["data"]]
     except (ValueError, KeyError, TypeError):
         return []
 
 
-async def _facts(client: httpx.AsyncClient, url: str) -> dict[str, Any] | None:
+async def _facts(client: HttpClient, url: str) -> dict[str, Any] | None:
     try:
-        answer = await client.get(url, timeout=_FACTS_TIMEOUT_S)
+        answer = await client.get(url, _FACTS_TIMEOUT_S)
         told = answer.json()
-    except (httpx.HTTPError, ValueError):
+    except (HttpFailed, ValueError):
         return None
-    return told if answer.status_code == httpx.codes.OK and isinstance(told, dict) else None
+    return told if answer.status == OK and isinstance(told, dict) else None
 
 
 def _engine(facts: dict[str, Any]) -> EngineName:

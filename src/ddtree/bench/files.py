@@ -1,4 +1,4 @@
-"""Files that survive a crash at any instant: whole files replaced at once, and lines appended with fsync."""
+"""Files that survive a crash at any instant: lines appended with fsync, and folders that one process writes to."""
 
 from __future__ import annotations
 
@@ -11,20 +11,6 @@ from typing import BinaryIO
 
 from ddtree.disk import sync_folder
 from ddtree.errors import UserError
-
-
-def write_whole(path: Path, content: str) -> None:
-    """Replace ``path``: readers see the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def append_line(path: Path, line: str) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -67,14 +65,14 @@ class UnitRun:
             "repetition": unit.repetition,
             "attempt": attempt,
         }
-        self._answers: list[tuple[Answer, Callable[[], RequestRow]]] = []
+        self._answers: list[tuple[Answer, RequestRow, Callable[[], RequestRow]]] = []
 
     async def measure(self, problems: Sequence[Problem]) -> Measured:
         """Run all ``problems``, in order, and check the answers afterwards, when no clock runs."""
         result = Measured()
         before = await self._endpoint.counters()
         waiting = deque(problems)
-        async with _lag() as lag:
+        with _Lag() as lag:
             result.started_at = time.time()
             began = time.perf_counter()
             async with asyncio.TaskGroup() as slots:
@@ -82,9 +80,9 @@ class UnitRun:
                     slots.create_task(self._slot(waiting, began))
             result.duration_s = time.perf_counter() - began
         result.client_lag_ms = lag.worst_ms
-        for answer, _ in self._answers:
+        for answer, noted, row in self._answers:
             await self._recount(answer)
-        result.rows = [row() for _, row in self._answers]
+            result.rows.append(noted if answer.error_kind == noted.error_kind else row())
         after = await self._endpoint.counters()
         result.counters = {name: after[name] - before[name] for name in after if name in before}
         result.metrics_tau = tau_of(result.counters)
@@ -125,8 +123,9 @@ class UnitRun:
             )
             check(answer, self._unit.cell.variant, self._load.max_tokens)
             row = partial(self._row, problem, turn, digest(messages), answer, sent_s, started_at)
-            self._answers.append((answer, row))
-            self._on_row(row())
+            noted = row()
+            self._answers.append((answer, noted, row))
+            self._on_row(noted)
             if answer.error_kind:
                 return
             messages = [*messages, {"role": "assistant", "content": answer.reply}]
@@ -219,26 +218,26 @@ def tau_of(moved: dict[str, float]) -> float | None:
     return None
 
 
-@dataclass
 class _Lag:
-    worst_ms: float = 0.0
+    """How late the event loop is: time that requests would be charged with, and the client took.
 
+    A timer of the loop's own, not a task that sleeps, which would take several times as much of what it measures.
+    """
 
-@asynccontextmanager
-async def _lag() -> AsyncIterator[_Lag]:
-    """How late the event loop wakes up: time that requests would be charged with, and the client took."""
-    lag = _Lag()
+    worst_ms = 0.0
 
-    async def watch() -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(_TICK_S)
-            lag.worst_ms = max(lag.worst_ms, (time.perf_counter() - before - _TICK_S) * 1e3)
+    def __enter__(self) -> _Lag:
+        self._loop = asyncio.get_running_loop()
+        self._wait()
+        return self
 
-    watching = asyncio.create_task(watch())
-    try:
-        yield lag
-    finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._due = self._loop.time() + _TICK_S
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        self.worst_ms = max(self.worst_ms, (self._loop.time() - self._due) * 1e3)
+        self._wait()

@@ -18,7 +18,7 @@ from ddtree.bench.record import SessionRecord
 from ddtree.errors import UserError
 from ddtree.program import commit, versions
 
-PACKAGES = ("httpx", "numpy", "pydantic", "torch", "transformers", "sglang", "vllm")
+PACKAGES = ("aiohttp", "httpx", "numpy", "pydantic", "torch", "transformers", "sglang", "vllm")
 _GPU_FIELDS = ("name", "driver_version", "memory.total", "pstate", "clocks.max.sm", "power.limit")
 
 

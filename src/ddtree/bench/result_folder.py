@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ddtree.bench.files import append_line, drop_torn_line, whole_lines, write_whole
+from ddtree.bench.files import append_line, drop_torn_line, whole_lines
 from ddtree.bench.record import RequestRow, RunRecord, SessionRecord, UnitRow
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 
 RUN, SESSIONS, REQUESTS, UNITS = "run.json", "sessions.jsonl", "requests.jsonl", "units.jsonl"

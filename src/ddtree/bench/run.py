@@ -11,7 +11,7 @@ from time import time
 from typing import Any
 
 from ddtree.bench.endpoint import Endpoint, clean_url, connect, make_client
-from ddtree.bench.files import locked, write_whole
+from ddtree.bench.files import locked
 from ddtree.bench.measure import Measured, UnitRun, problems_of
 from ddtree.bench.padding import PadText, pad, pad_text_of
 from ddtree.bench.plan import Load, Matrix, plan_record, units_in_order
@@ -19,6 +19,7 @@ from ddtree.bench.provenance import read_deployment, session_record
 from ddtree.bench.record import SCHEMA, Cell, RequestRow, RunRecord, Unit, UnitRow, schema_text
 from ddtree.bench.result_folder import ResultFolder
 from ddtree.bench.workload import Problem
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 
 _WARM_UP_TOKENS = 32

@@ -15,26 +15,38 @@ class EventReader:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._data: list[bytes] = []
+        self._data_bytes = 0
 
     def feed(self, received: bytes) -> list[bytes]:
-        """The data of each event that ``received`` completes; comments and other fields are passed over."""
-        self._rest += received
-        if b"\n" not in received and b"\r" not in received:
+        """The data of each event that ``received`` completes; comments and other fields are passed over.
+
+        Raises:
+            EventTooLong: more than :data:`MAX_EVENT_BYTES` came without an event's end.
+        """
+        if b"\n" not in received:
+            self._rest += received
             self._check()
             return []
-        lines = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n")
-        self._rest = bytearray(lines.pop())
-        self._check()
+        if self._rest:
+            received = bytes(self._rest) + received
+            self._rest.clear()
+        if b"\r" in received:
+            received = received.replace(b"\r\n", b"\n")
+        *lines, rest = received.split(b"\n")
         events = []
         for line in lines:
             if not line:
                 if self._data:
                     events.append(b"\n".join(self._data))
-                    self._data = []
+                    self._data, self._data_bytes = [], 0
             elif line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+                self._data_bytes += len(line)
+        if rest or self._data:
+            self._rest += rest
+            self._check()
         return events
 
     def _check(self) -> None:
-        if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
+        if len(self._rest) + self._data_bytes > MAX_EVENT_BYTES:
             raise EventTooLong

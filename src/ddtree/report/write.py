@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree.bench.files import write_whole
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 from ddtree.report.compare import Change, compare
 from ddtree.report.figures import drawings

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from ddtree.bench.account import drafting
 from ddtree.bench.answer import Answer
 from ddtree.bench.endpoint import Endpoint, error_words
 from ddtree.bench.grade.parting import Chance
+from ddtree.bench.http_client import OK, HttpFailed
 from ddtree.bench.record import Variant
 
 TOP_LOGPROBS = 5
@@ -63,18 +62,18 @@ async def collect(side: Side, prompt: str, max_tokens: int, timeout_s: float) ->
 async def _post(side: Side, body: dict[str, Any], timeout_s: float) -> tuple[Collected, int]:
     url = f"{side.endpoint.url}/v1/chat/completions"
     try:
-        answer = await side.endpoint.client.post(url, json=body, timeout=timeout_s)
+        answer = await side.endpoint.client.post(url, body, timeout_s)
         told = answer.json()
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        return Collected(error=str(error) or type(error).__name__, is_gone=True), 0
-    except (httpx.HTTPError, ValueError) as error:
+    except HttpFailed as error:
+        return Collected(error=str(error), is_gone=error.is_gone), 0
+    except ValueError as error:
         return Collected(error=f"{type(error).__name__}: {error}"), 0
-    if answer.status_code != httpx.codes.OK:
-        return Collected(error=f"{answer.status_code}: {error_words(told)}"), answer.status_code
+    if answer.status != OK:
+        return Collected(error=f"{answer.status}: {error_words(told)}"), answer.status
     try:
-        return _read(told), answer.status_code
+        return _read(told), answer.status
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        return Collected(error=f"the answer has not OpenAI's shape ({error!r})"), answer.status_code
+        return Collected(error=f"the answer has not OpenAI's shape ({error!r})"), answer.status
 
 
 def _read(told: dict[str, Any]) -> Collected:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ddtree.bench.endpoint import clean_url, connect, make_client
-from ddtree.bench.files import append_line, drop_torn_line, locked, whole_lines, write_whole
+from ddtree.bench.files import append_line, drop_torn_line, locked, whole_lines
 from ddtree.bench.grade.collect import Collected, Side, collect
 from ddtree.bench.grade.parting import parting
 from ddtree.bench.grade.problem import Graded, graded, number_of, program_of
@@ -25,6 +25,7 @@ from ddtree.bench.provenance import PACKAGES
 from ddtree.bench.record import SCHEMA, Variant, schema_text
 from ddtree.bench.statistics import Estimate, wilson
 from ddtree.bench.workload import Workload
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 from ddtree.program import commit, versions
 from ddtree.verify.forced import EXACT_NATS, NEAR_TIE_NATS

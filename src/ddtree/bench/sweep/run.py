@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddtree.bench.files import locked, write_whole
+from ddtree.bench.files import locked
 from ddtree.bench.numbers import cell_numbers
 from ddtree.bench.padding import read_pad_text
 from ddtree.bench.record import Variant
@@ -28,6 +28,7 @@ from ddtree.deploy.deployment import Deployment, to_deployment
 from ddtree.deploy.ready import connect_address
 from ddtree.deploy.secret_file import fetch_secret
 from ddtree.deploy.supervisor import ProcessIdentity
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 from ddtree.verify import Options, Verdict, Verification, from_deployment
 

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from ddtree.bench.files import append_line, drop_torn_line, whole_lines, write_whole
+from ddtree.bench.files import append_line, drop_torn_line, whole_lines
 from ddtree.bench.record import SCHEMA, SCHEMA_VERSION, Record, SchemaVersion, schema_text
+from ddtree.disk import write_whole
 from ddtree.errors import UserError
 
 SWEEP, POINTS = "sweep.json", "points.jsonl"
