@@ -54,8 +54,8 @@ OWN_SHARE = 0.5
 """How far a sequence's outlook counts where it differs from what is usual: half of that is chance and does not last."""
 
 FIRST_LOOKS, FIRST_BUDGET = 3, 63
-"""The first rounds that are learned from take a large budget, if it was timed: a small tree tells nothing of larger ones,
-and a start with small ones, which 64 requests at once would make, would hardly ever look beyond them."""
+"""The first rounds that are learned from take a large budget, if it was timed: a small tree tells nothing of larger
+ones, and a start with small ones, which 64 requests at once would make, would hardly ever look beyond them."""
 
 FORGET_USUAL = 0.98
 """Weight of what sequences usually promise, against the newest round, all its sequences together."""

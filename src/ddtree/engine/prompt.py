@@ -32,6 +32,7 @@ def checked_ids(ids: Seq[int], vocab_size: int, what: str) -> list[int]:
     """
     if not len(ids):
         raise UserError(f"the {what} is empty", "give at least one token")
-    if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size for i in ids):
+    are_numbers = set(map(type, ids)) == {int} or all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
+    if not are_numbers or not 0 <= min(ids) <= max(ids) < vocab_size:
         raise UserError(f"the {what} holds something that is no token", f"give ids from 0 to {vocab_size - 1}")
     return list(ids)

@@ -99,12 +99,11 @@ class DeviceState:
 
         self._row_numbers = torch.arange(max(table_pages * page_tokens, MAX_BUDGET + 1), device=device)
         self.block_table = per_slot(torch.int64, table_pages)
-        self.committed = per_slot(torch.int64)
         self.roots = per_slot(torch.int64)
-        self.prompt_tokens = per_slot(torch.int64)
-        self.pending_taps = per_slot(torch.int64)
+        self._counts = torch.zeros(4, slots, dtype=torch.int64, device=device)
+        self.committed, self.prompt_tokens, self.pending_taps, self.top_k = self._counts.unbind()
         self._sampling_numbers = torch.zeros(len(_NUMBERS), slots, device=device)
-        self.top_k, self.seed_keys = per_slot(torch.int64), per_slot(torch.int32)
+        self.seed_keys = per_slot(torch.int32)
         self._output_counts: torch.Tensor | None = None
         self._in_prompt: torch.Tensor | None = None
         self._logit_bias: torch.Tensor | None = None
@@ -135,14 +134,15 @@ class DeviceState:
         self, slot: int, prompt: Seq[int], pages: Seq[int], params: SamplingParams, seed: int, committed: int = 0
     ) -> None:
         """Give a slot to a new sequence, whose first ``committed`` tokens are in its pages already."""
-        self.block_table[slot] = TRASH_PAGE
-        self.block_table[slot, : len(pages)] = self.on_device(pages)
-        self.committed[slot] = committed
-        self.prompt_tokens[slot] = len(prompt)
-        self.pending_taps[slot] = 0
+        n = self.block_table.shape[1]
+        counts = [committed, len(prompt), 0, min(params.top_k, self.vocab_size)]
+        row = [*pages, *[TRASH_PAGE] * (n - len(pages)), *counts, seed_key(seed)]
         numbers = torch.tensor([getattr(params, name) for name in _NUMBERS], dtype=torch.float32)
-        self._sampling_numbers[:, slot] = self._sent(numbers)
-        self.top_k[slot], self.seed_keys[slot] = min(params.top_k, self.vocab_size), seed_key(seed)
+        # All in one copy, the numbers bit for bit: with many sequences the host's time to seat one is what counts.
+        told = self._sent(torch.cat((torch.tensor(row, dtype=torch.int64), numbers.view(torch.int64))))
+        self.block_table[slot], self._counts[:, slot] = told[:n], told[n : n + 4]
+        self.seed_keys[slot] = told[n + 4]
+        self._sampling_numbers[:, slot] = told[n + 5 :].view(torch.float32)
         if params.penalises and self._output_counts is None:
             shape = (self.committed.shape[0], self.vocab_size)
             self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self.committed.device)
