@@ -56,6 +56,25 @@ FAST = KernelSet(
 )
 
 
+def products_of(
+    kernels: KernelSet,
+    hidden: int,
+    middle: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, str] | None:
+    """Which kernels make each product of a layer of these sizes; None where ``kernels`` are not the fast ones."""
+    if kernels is not FAST:
+        return None
+    found: dict[str, str] = _load("layer_products_cuda", "describe")(
+        hidden, middle, heads, kv_heads, head_dim, dtype, device
+    )
+    return found
+
+
 def why_not_fast(device: torch.device) -> str | None:
     """Why the fast kernels can not run on ``device``, or None where they can."""
     if device.type != "cuda":

@@ -1,15 +1,19 @@
-"""A small model's layer in one launch a product; larger products as cuBLAS and small kernels.
+"""A small model's layer in one launch a product; larger products as streams of weights, or cuBLAS and small kernels.
 
 A model of a few hundred million parameters waits for launches and not for its weights, so norm, product and what
 follows are one kernel there, which starts to read its weights while the kernel before it still runs. Large products
-are bound by their weights, which cuBLAS reads about as fast as memory gives them.
+are bound by their weights: where tiles were measured for them (`wide_tiling`), our kernels read them faster than
+cuBLAS does, which makes all others.
 """
+
+from functools import cache
 
 import torch
 from torch.nn.functional import linear
 
 from ddtree.kernels.cuda_module import Argument, cuda_module
 from ddtree.kernels.product_tiling import MAX_ROWS, Tiling, chip_of, is_measured, tiling
+from ddtree.kernels.wide_tiling import WideTile, streamed_rows, wide_tile
 
 MAX_HIDDEN = 1024
 """Above this hidden size the weights are what takes time."""
@@ -33,6 +37,42 @@ def _tiling_for(
         return None
     rows = stream.numel() // stream.shape[-1]
     return tiling(kind, rows, columns, size, chip_of(stream.device), head_dim, whole_heads)
+
+
+def _wide_tile_for(kind: str, stream: torch.Tensor, weight: torch.Tensor) -> WideTile | None:
+    """The tile of a large product that our own kernels do faster, as measured; None where cuBLAS is to do it."""
+    if stream.dtype != torch.bfloat16 or is_small(stream) or not has_wide_tiles(stream.device):
+        return None
+    if not (stream.is_contiguous() and weight.is_contiguous()):
+        return None
+    columns, size = weight.shape
+    return wide_tile(kind, stream.numel() // stream.shape[-1], columns, size)
+
+
+@cache
+def has_wide_tiles(device: torch.device) -> bool:
+    """Whether the device is a Hopper GPU: tiles of large products were measured there, and take its shared memory."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def describe(
+    hidden: int, middle: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, str]:
+    """By product, the kernels that make it for the few rows of a step or a round; more rows go to cuBLAS."""
+    products = {
+        "attend_input": ("attend_input", (heads + 2 * kv_heads) * head_dim, hidden),
+        "output": ("add_linear", hidden, heads * head_dim),
+        "feed_forward_input": ("feed_forward_input", 2 * middle, hidden),
+        "down": ("add_linear", hidden, middle),
+    }
+    if dtype == torch.bfloat16 and hidden <= MAX_HIDDEN:
+        return dict.fromkeys(products, "fused")
+    streams = dtype == torch.bfloat16 and has_wide_tiles(device)
+    rows = {name: streamed_rows(*product) if streams else [] for name, product in products.items()}
+    return {
+        name: f"streamed, tiles for {', '.join(map(str, found))} rows" if found else "cuBLAS"
+        for name, found in rows.items()
+    }
 
 
 def defines(kind: str, tiles: Tiling, size: int, head_dim: int = 0) -> dict[str, int]:
@@ -69,6 +109,13 @@ def attend_input(
     has_norms = q_norm is not None or k_norm is not None
     tiles = _tiling_for("attend_input", stream, columns, hidden, head_dim, has_norms)
     if tiles is None:
+        wide = _wide_tile_for("attend_input", stream, weight)
+        if wide is not None and head_dim in (64, 128, 256):
+            from ddtree.kernels import wide_layer_triton
+
+            return wide_layer_triton.attend_input(
+                wide, stream, norm, eps, weight, bias, head_dim, q_norm, k_norm, cos, sin, cache, slots
+            )
         from ddtree.kernels.norm_triton import rms_norm
         from ddtree.kernels.rotary_triton import rotate_and_write
 
@@ -93,6 +140,10 @@ def feed_forward_input(
     batch, rows, _ = stream.shape
     tiles = _tiling_for("feed_forward_input", stream, columns, hidden)
     if tiles is None:
+        if (wide := _wide_tile_for("feed_forward_input", stream, weight)) is not None:
+            from ddtree.kernels import wide_layer_triton
+
+            return wide_layer_triton.feed_forward_input(wide, stream, norm, eps, weight, bias)
         from ddtree.kernels.activation_triton import silu_mul
         from ddtree.kernels.norm_triton import rms_norm
 
@@ -117,6 +168,11 @@ def add_linear(
     batch, rows, _ = stream.shape
     tiles = _tiling_for("add_linear", stream, hidden, size)
     if tiles is None:
+        if (wide := _wide_tile_for("add_linear", stream, weight)) is not None:
+            from ddtree.kernels import wide_layer_triton
+
+            wide_layer_triton.add_linear(wide, stream, x, weight, bias, tap)
+            return
         if bias is None:
             stream.view(-1, hidden).addmm_(x.reshape(-1, size), weight.t())
         else:

@@ -1,0 +1,152 @@
+"""The products of large layers against their twins: on a GPU as they are, else in Triton's interpreter."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ddtree.kernels import layer_products as twins  # noqa: E402
+from ddtree.kernels import layer_products_cuda as fast  # noqa: E402
+from ddtree.kernels import wide_tiling  # noqa: E402
+from ddtree.kernels.fast_set import FAST, products_of  # noqa: E402
+from ddtree.kernels.kernel_set import TWINS  # noqa: E402
+from ddtree.kernels.wide_tiling import WideTile, wide_tile  # noqa: E402
+from devices import DEVICE, GPU, needs_triton  # noqa: E402
+
+DTYPE = torch.bfloat16 if GPU else torch.float32  # the interpreter's bfloat16 products are wrong
+HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 320, 448, 3, 1, 64  # 5 and 7 steps: the last of 3 stretches is shorter
+TILES = {
+    "split": WideTile(64, 64, 3, 3),
+    "whole": WideTile(64, 64, 1, 3),
+    "wider than its rows": WideTile(32, 64, 2, 3),
+    "by rows": WideTile(16, 64, by_rows=True),
+    "library": WideTile(library=True),
+}
+CASES = [
+    pytest.param(replace(tile, early=GPU), rows, id=f"{name}, {rows} rows")
+    for name, tile in TILES.items()
+    for rows in ((1, 20, 70, 128) if GPU else (1, 66))
+    if tile.fits(rows, HIDDEN, HIDDEN, False)
+]
+
+
+def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device=DEVICE) * scale).to(DTYPE)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert not got.isnan().any()
+    error = (got.float() - want.float()).norm() / want.float().norm()
+    assert error < (4e-3 if GPU else 1e-6), float(error)
+
+
+@needs_triton
+@pytest.mark.parametrize(("tile", "rows"), CASES)
+@pytest.mark.parametrize("dressed", [False, True], ids=["bare", "biases and head norms"])
+def test_attend_input(tile: WideTile, rows: int, dressed: bool) -> None:
+    from ddtree.kernels import wide_layer_triton as wide
+
+    torch.manual_seed(0)
+    columns, slots = (HEADS + 2 * KV_HEADS) * HEAD_DIM, 200
+    stream, norm, weight = draw(1, rows, HIDDEN), draw(HIDDEN), draw(columns, HIDDEN, scale=HIDDEN**-0.5)
+    bias, q_norm, k_norm = (draw(columns), draw(HEAD_DIM), draw(HEAD_DIM)) if dressed else (None, None, None)
+    angle = torch.randn(1, rows, HEAD_DIM // 2, device=DEVICE)
+    places = torch.randperm(slots, device=DEVICE)[:rows].view(1, rows)
+    cache = draw(2, slots, KV_HEADS, HEAD_DIM)
+    rest = (stream, norm, 1e-5, weight, bias, HEAD_DIM, q_norm, k_norm, angle.cos(), angle.sin())
+    want_cache, got_cache = cache.clone(), cache.clone()
+    want = twins.attend_input(*rest, want_cache, places)
+    close(wide.attend_input(tile, *rest, got_cache, places), want)
+    close(got_cache[:, places[0]], want_cache[:, places[0]])
+    untouched = torch.ones(slots, dtype=torch.bool, device=DEVICE)
+    untouched[places] = False
+    assert torch.equal(got_cache[:, untouched], cache[:, untouched])
+
+
+@needs_triton
+@pytest.mark.parametrize(("tile", "rows"), CASES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_feed_forward_input(tile: WideTile, rows: int, biased: bool) -> None:
+    from ddtree.kernels import wide_layer_triton as wide
+
+    torch.manual_seed(0)
+    weight, bias = draw(2 * MIDDLE, HIDDEN, scale=HIDDEN**-0.5), draw(2 * MIDDLE) if biased else None
+    rest = (draw(2, rows // 2, HIDDEN) if rows > 1 else draw(1, 1, HIDDEN), draw(HIDDEN), 1e-5, weight, bias)
+    got, want = wide.feed_forward_input(tile, *rest), twins.feed_forward_input(*rest)
+    assert got.shape == want.shape
+    close(got, want)
+    assert torch.equal(wide.feed_forward_input(tile, *rest), got)  # sums have one order
+
+
+@needs_triton
+@pytest.mark.parametrize(("tile", "rows"), CASES)
+@pytest.mark.parametrize("tapped", [False, True], ids=["bare", "bias and tap"])
+def test_add_linear(tile: WideTile, rows: int, tapped: bool) -> None:
+    from ddtree.kernels import wide_layer_triton as wide
+
+    torch.manual_seed(0)
+    stream, x, weight = draw(1, rows, HIDDEN), draw(1, rows, MIDDLE), draw(HIDDEN, MIDDLE, scale=MIDDLE**-0.5)
+    taps, bias = torch.zeros(1, rows, 3, HIDDEN, dtype=DTYPE, device=DEVICE), draw(HIDDEN) if tapped else None
+    want, got = stream.clone(), stream.clone()
+    twins.add_linear(want, x, weight, bias)
+    wide.add_linear(tile, got, x, weight, bias, taps[:, :, 1] if tapped else None)
+    close(got, want)
+    if tapped:
+        assert torch.equal(taps[:, :, 1], got)
+    assert not taps[:, :, ::2].any()
+
+
+def test_stretches_that_do_not_come_out_even_are_not_empty() -> None:
+    assert WideTile(64, 64, 8).fits(16, 4096, 9 * 64, False) is False  # 9 steps: 4 stretches of 2 and one of 1
+    assert WideTile(64, 64, 5).fits(16, 4096, 9 * 64, False)
+
+
+@pytest.mark.parametrize(
+    "tile", [WideTile(64, 64), WideTile(64, 64, by_rows=True), WideTile(64, 96), WideTile(96, 64)], ids=str
+)
+def test_what_does_not_fit_is_refused(tile: WideTile) -> None:
+    rows = 129 if tile == WideTile(64, 64) else 2 if tile.by_rows else 1
+    assert not tile.fits(rows, 4096, 2560, False)
+
+
+def test_measured_tiles_fit() -> None:
+    for (kind, columns, size), tiles in wide_tiling._MEASURED.items():
+        assert len(tiles) == len(wide_tiling._ROW_BUCKETS)
+        for rows, tile in zip(wide_tiling._ROW_BUCKETS, tiles, strict=True):
+            assert tile is None or tile.fits(rows, columns, size, kind == "feed_forward_input")
+
+
+@needs_triton
+def test_a_measured_tile_is_used_where_the_chip_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddtree.kernels import wide_layer_triton as wide
+
+    tile = WideTile(library=True, early=GPU)
+    measured = {("add_linear", 2048, 64): (None, None, tile, tile, tile)}
+    monkeypatch.setattr(wide_tiling, "_MEASURED", measured)
+    assert wide_tile("add_linear", 16, 2048, 64) is None and wide_tile("add_linear", 17, 2048, 64) is tile
+    assert wide_tile("add_linear", 129, 2048, 64) is None and wide_tile("add_linear", 17, 2048, 128) is None
+    used: list[WideTile] = []
+    monkeypatch.setattr(wide, "add_linear", lambda tile, *rest: used.append(tile))
+    stream, x, weight = (
+        torch.zeros(*of, dtype=torch.bfloat16, device=DEVICE) for of in ((1, 20, 2048), (1, 20, 64), (2048, 64))
+    )
+    for can in (False, True):
+        monkeypatch.setattr(fast, "has_wide_tiles", lambda _, can=can: can)
+        fast.add_linear(stream, x, weight, None)
+        fast.add_linear(stream[:, :16].contiguous(), x[:, :16], weight, None)
+        assert used == [tile] * can
+
+
+def test_facts_say_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {("add_linear", 2048, 8192): (WideTile(64, 128, 2), None, WideTile(64, 128, 2), None, None)}
+    monkeypatch.setattr(wide_tiling, "_MEASURED", measured)
+    monkeypatch.setattr(fast, "has_wide_tiles", lambda device: device.type == "cuda")
+    sizes, gpu = (2048, 8192, 16, 8, 128), torch.device("cuda")
+    assert products_of(TWINS, *sizes, torch.bfloat16, gpu) is None
+    found = products_of(FAST, *sizes, torch.bfloat16, gpu)
+    assert found is not None and found.pop("down") == "streamed, tiles for 1, 32 rows"
+    assert set(found.values()) == {"cuBLAS"} and len(found) == 3
+    for dtype, device in ((torch.float32, gpu), (torch.bfloat16, torch.device("cpu"))):
+        assert set((products_of(FAST, *sizes, dtype, device) or {}).values()) == {"cuBLAS"}
+    assert set((products_of(FAST, 1024, 3072, 16, 8, 64, torch.bfloat16, gpu) or {}).values()) == {"fused"}
