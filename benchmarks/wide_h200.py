@@ -30,10 +30,7 @@ from ddtree.kernels.wide_tiling import WideTile
 
 QWEN3_4B = Shape(2560, 9728, 32, 8, 128, 36, True)
 SHAPES = {"Qwen3-8B": LARGE, "Qwen3-4B": QWEN3_4B}
-WORK = [(name, rows) for rows in (64, 1, 16, 128) for name in SHAPES]
-WORK += [(name, rows) for rows in (72, 8, 32) for name in SHAPES]
-ONLY_COMPARED = (8, 72)
-"""Row counts between those that tiles are chosen for: `tune` only compares today's kernels with the table there."""
+WORK = [(name, rows) for rows in (64, 1, 16, 32, 8, 24, 48, 128, 96) for name in SHAPES]
 KEYS = {"attend_input": "qkv", "output": "output", "feed_forward_input": "gate_up", "down": "down"}
 
 # (columns, depth, stages, warps, programs wanted at a time) by rows of the tile.
@@ -69,16 +66,12 @@ def candidates(kind: str, rows: int, columns: int, size: int) -> list[WideTile]:
         found = [WideTile(n, k, warps=warps, by_rows=True) for n, k, warps in BY_ROWS]
     for n, k, stages, warps, wanted in TILES[tile_rows(rows)]:
         found.append(WideTile(n, k, max(1, min(wanted // (columns // n), 8)), stages, warps))
-    if kind != "add_linear":
-        found.append(WideTile(library=True))
     return list(dict.fromkeys(tile for tile in found if tile.fits(rows, columns, size, gated)))
 
 
 def brief(tile: WideTile | None) -> str:
     if tile is None:
         return "cuBLAS"
-    if tile.library:
-        return "cuBLAS, our small kernels"
     by = "rows" if tile.by_rows else f"s{tile.stages}x{tile.splits}"
     calls = "" if tile.early and not tile.calls_late else " calls late" if tile.early else " waits"
     return f"{tile.columns}x{tile.depth} w{tile.warps} {by}{calls}"
@@ -193,7 +186,6 @@ def _compile(name: str, rows: int, key: tuple[int, int], tile: WideTile, shape: 
     JITFunction.__getitem__ = lambda kernel, grid: partial(kernel.warmup, grid=grid)
     from ddtree.kernels import wide_layer_triton as wide
 
-    wide.linear = lambda x, weight, _: x.new_empty(len(x), len(weight))
     columns, size = key
     weight, norm = torch.empty(columns, size, dtype=BF16), torch.empty(size, dtype=BF16)
     x, stream = (torch.empty(1, rows, of, dtype=BF16) for of in (size, columns))
@@ -277,11 +269,11 @@ def tune_rows(own: PassOfRows, replays: int) -> dict[str, Any]:
         if ms < 0.997 * best:
             chosen[product], best = tile, ms
 
-    for product in chosen if own.rows not in ONLY_COMPARED else ():
+    for product in chosen:
         for tile in (None, *candidates(product[0], own.rows, *product[1:])):
             if tile != chosen[product]:
                 attempt(product, tile)
-    for product in chosen if own.rows not in ONLY_COMPARED else ():
+    for product in chosen:
         if (tile := chosen[product]) is not None:
             attempt(product, replace(tile, calls_late=True))
             attempt(product, replace(tile, early=False))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
+
+UNFINISHED = ".unfinished"
+"""Ending of files that are not whole; a killed process leaves them behind, hidden."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -16,7 +20,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace ``path``: readers see the old content or the new, never a part. A link there is replaced, not followed.
+    """Replace ``path``: readers see the old content or the new, never a part. A link is replaced, not followed.
+
+    What is no file, such as a terminal or a pipe, is written to.
 
     Args:
         content: text is written as UTF-8, with the line ends that it has.
@@ -25,8 +31,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
         OSError: it cannot be written; what was there stays, and nothing half-written.
     """
     data = content.encode() if isinstance(content, str) else content
-    draft = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    draft.unlink(missing_ok=True)  # of a process that was killed and had the same number
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    draft = path.with_name(f".{secrets.token_hex(8)}{UNFINISHED}")
     try:
         with draft.open("xb") as file:
             file.write(data)

@@ -164,6 +164,7 @@ def test_tilings_that_were_measured() -> None:
         (4, 8, 128, 2049, Tiling(8, 8, 1, 1, 16, 3)),
         (68, 8, 128, 2065, Tiling(8, 1, 4, 1, 64, 2, wide=True)),
         (260, 8, 128, 2113, Tiling(2, 2, 4, 1, 64, 2, wide=True)),
+        (512, 8, 128, 2176, Tiling(2, 2, 4, 1, 64, 2, wide=True)),
         (516, 8, 128, 2177, Tiling(4, 1, 12, 1, 64, 2, wide=True)),
         (2052, 8, 128, 2561, Tiling(1, 1, 4, 1, 64, 2, wide=True)),
     ):

@@ -11,6 +11,7 @@ from ddtree.kernels import layer_products_cuda as fast  # noqa: E402
 from ddtree.kernels import wide_tiling  # noqa: E402
 from ddtree.kernels.fast_set import FAST, products_of  # noqa: E402
 from ddtree.kernels.kernel_set import TWINS  # noqa: E402
+from ddtree.kernels.product_tiling import Chip  # noqa: E402
 from ddtree.kernels.wide_tiling import WideTile, wide_tile  # noqa: E402
 from devices import DEVICE, GPU, needs_triton  # noqa: E402
 
@@ -21,7 +22,6 @@ TILES = {
     "whole": WideTile(64, 64, 1, 3),
     "wider than its rows": WideTile(32, 64, 2, 3),
     "by rows": WideTile(16, 64, by_rows=True),
-    "library": WideTile(library=True),
 }
 CASES = [
     pytest.param(replace(tile, early=GPU), rows, id=f"{name}, {rows} rows")
@@ -110,22 +110,31 @@ def test_what_does_not_fit_is_refused(tile: WideTile) -> None:
     assert not tile.fits(rows, 4096, 2560, False)
 
 
-def test_measured_tiles_fit() -> None:
+def test_measured_tiles_fit_the_product_and_the_chip() -> None:
     for (kind, columns, size), tiles in wide_tiling._MEASURED.items():
-        assert len(tiles) == len(wide_tiling._ROW_BUCKETS)
-        for rows, tile in zip(wide_tiling._ROW_BUCKETS, tiles, strict=True):
-            assert tile is None or tile.fits(rows, columns, size, kind == "feed_forward_input")
+        for (_, rows), tile in zip(wide_tiling._ROWS, tiles, strict=True):
+            if tile is None:
+                continue
+            assert tile.fits(rows, columns, size, kind == "feed_forward_input")
+            shared = 2 * tile.stages * tile.depth * (tile.columns + max(rows, 16))
+            assert tile.by_rows or shared <= Chip().shared_bytes
+
+
+@pytest.mark.parametrize(("kind", "columns", "size"), list(wide_tiling._MEASURED), ids=str)
+def test_row_counts_between_the_tiles_go_to_cublas(kind: str, columns: int, size: int) -> None:
+    streamed = [rows for rows in range(1, 200) if wide_tile(kind, rows, columns, size) is not None]
+    assert set(streamed) <= {*range(1, 33), *range(57, 65)}
+    assert {1, 2, 16} <= set(streamed)
+    assert {wide_tile(kind, rows, columns, size) for rows in (33, 56, 65, 72, 112, 128)} == {None}
+    assert wide_tile(kind, 16, columns, size + 64) is None
 
 
 @needs_triton
 def test_a_measured_tile_is_used_where_the_chip_can(monkeypatch: pytest.MonkeyPatch) -> None:
     from ddtree.kernels import wide_layer_triton as wide
 
-    tile = WideTile(library=True, early=GPU)
-    measured = {("add_linear", 2048, 64): (None, None, tile, tile, tile)}
-    monkeypatch.setattr(wide_tiling, "_MEASURED", measured)
-    assert wide_tile("add_linear", 16, 2048, 64) is None and wide_tile("add_linear", 17, 2048, 64) is tile
-    assert wide_tile("add_linear", 129, 2048, 64) is None and wide_tile("add_linear", 17, 2048, 128) is None
+    tile = WideTile(64, 64, early=GPU)
+    monkeypatch.setattr(wide_tiling, "_MEASURED", {("add_linear", 2048, 64): (None, None, tile, None)})
     used: list[WideTile] = []
     monkeypatch.setattr(wide, "add_linear", lambda tile, *rest: used.append(tile))
     stream, x, weight = (
@@ -139,13 +148,13 @@ def test_a_measured_tile_is_used_where_the_chip_can(monkeypatch: pytest.MonkeyPa
 
 
 def test_facts_say_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = {("add_linear", 2048, 8192): (WideTile(64, 128, 2), None, WideTile(64, 128, 2), None, None)}
+    measured = {("add_linear", 2048, 8192): (WideTile(64, 128, 2), None, WideTile(64, 128, 2), None)}
     monkeypatch.setattr(wide_tiling, "_MEASURED", measured)
     monkeypatch.setattr(fast, "has_wide_tiles", lambda device: device.type == "cuda")
     sizes, gpu = (2048, 8192, 16, 8, 128), torch.device("cuda")
     assert products_of(TWINS, *sizes, torch.bfloat16, gpu) is None
     found = products_of(FAST, *sizes, torch.bfloat16, gpu)
-    assert found is not None and found.pop("down") == "streamed, tiles for 1, 32 rows"
+    assert found is not None and found.pop("down") == "streamed at 1, 17-32 rows, else cuBLAS"
     assert set(found.values()) == {"cuBLAS"} and len(found) == 3
     for dtype, device in ((torch.float32, gpu), (torch.bfloat16, torch.device("cpu"))):
         assert set((products_of(FAST, *sizes, dtype, device) or {}).values()) == {"cuBLAS"}

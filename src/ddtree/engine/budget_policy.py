@@ -53,9 +53,10 @@ FORGET_OUTLOOK = 0.6
 OWN_SHARE = 0.5
 """How far a sequence's outlook counts where it differs from what is usual: half of that is chance and does not last."""
 
-FIRST_LOOKS, FIRST_BUDGET = 3, 63
-"""The first rounds that are learned from take a large budget, if it was timed: a small tree tells nothing of larger
-ones, and a start with small ones, which 64 requests at once would make, would hardly ever look beyond them."""
+FIRST_LOOKS, FIRST_BUDGET, FIRST_COST = 3, 63, 2.0
+"""The first rounds that are learned from take a large budget, of those that cost at most twice the cheapest draft: a
+small tree tells nothing of larger ones, and a start with small ones, which 64 requests at once would make, would hardly
+ever look beyond them. So does the first round after a budget was timed."""
 
 FORGET_USUAL = 0.98
 """Weight of what sequences usually promise, against the newest round, all its sequences together."""
@@ -126,6 +127,7 @@ class BudgetPolicy:
         self._learned = 0  # rounds that they come from
         self._unseen = np.zeros(len(CUTS))  # of these, since one told of each cut
         self.cost_ms: dict[tuple[int, int], float] = {}
+        self._known: dict[int, int] = {}  # timed budgets of each bucket, when it was last chosen for
         self._current: dict[int, int] = {}
         self._held: dict[int, int] = {}  # rounds for which the current one still holds
         self._since_draft, self._probe_after = 0, FIRST_PROBE
@@ -145,8 +147,10 @@ class BudgetPolicy:
         known = [b for b in CANDIDATES if (bucket, b) in self.cost_ms]
         if not known:
             return CANDIDATES[3]
-        if self._learned < FIRST_LOOKS:
-            return max(b for b in known if b <= FIRST_BUDGET)
+        if self._learned < FIRST_LOOKS or len(known) > self._known.get(bucket, 0):
+            self._known[bucket] = len(known)
+            cost = {b: self.cost_ms[bucket, b] for b in known if b}
+            return max((b for b in cost if b <= FIRST_BUDGET and cost[b] <= FIRST_COST * min(cost.values())), default=0)
         expected = self.expected_tokens(outlooks).tolist()
         rates = {b: expected[CANDIDATES.index(b)] / self.cost_ms[bucket, b] for b in known}
         best = max(known, key=lambda b: rates[b])
@@ -182,6 +186,8 @@ class BudgetPolicy:
         """Take in a round: what each sequence's tree promised and held at each cut."""
         last = max(i for i, cut in enumerate(CUTS) if cut <= budget)
         promised, held = forecast.masses, forecast.held
+        if not np.isfinite(promised).all():  # of a drafter that is out of its mind; one such round would stay for ever
+            return
         usual = self._usual if self._usual is not None else promised.mean(0)
         old = np.array([usual if outlook.masses is None else outlook.masses for outlook in outlooks])
         news = np.array([1.0 if outlook.masses is None else 1 - FORGET_OUTLOOK for outlook in outlooks])

@@ -34,7 +34,7 @@ class CostStore:
         """Milliseconds by batch and budget; empty where nothing is kept."""
         try:
             rows = json.loads(self._path().read_text())
-            return {(int(batch), int(budget)): float(ms) for batch, budget, ms in rows}
+            return {(int(batch), int(budget)): float(ms) for batch, budget, ms in rows if float(ms) > 0}
         except (OSError, ValueError, TypeError):
             return {}
 

@@ -7,6 +7,7 @@ import torch
 from ddtree.engine.speculation import Speculation
 from ddtree.engine.state import DeviceState
 from ddtree.kernels.exact_set import cost_of
+from ddtree.kernels.fast_set import products_of
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
 
@@ -24,6 +25,7 @@ def describe(target: Target, drafter: Drafter | None, state: DeviceState, specul
         "kernels": target.kernels.name,
         "exact": target.kernels.is_exact,
         "exact_cost": cost_of(target.kernels),
+        "layer_products": _layer_products(target),
         "threads": torch.get_num_threads(),
         "mode": speculation.mode,
         "budget": "auto" if shape.is_auto else shape.budget,
@@ -36,3 +38,12 @@ def describe(target: Target, drafter: Drafter | None, state: DeviceState, specul
         "ignored_model_keys": list(target.config.ignored_keys),
         "ignored_draft_keys": list(config.ignored_keys) if config else None,
     }
+
+
+def _layer_products(target: Target) -> dict[str, str] | None:
+    """Which kernels make each product of the target's layers; None where they are the plain ones."""
+    layer = target.config.layer
+    return products_of(
+        target.kernels, layer.hidden_size, layer.intermediate_size, layer.n_heads, layer.n_kv_heads, layer.head_dim,
+        target.dtype, target.device,
+    )  # fmt: skip

@@ -70,8 +70,7 @@ def describe(
     streams = dtype == torch.bfloat16 and has_wide_tiles(device)
     rows = {name: streamed_rows(*product) if streams else [] for name, product in products.items()}
     return {
-        name: f"streamed, tiles for {', '.join(map(str, found))} rows" if found else "cuBLAS"
-        for name, found in rows.items()
+        name: f"streamed at {', '.join(found)} rows, else cuBLAS" if found else "cuBLAS" for name, found in rows.items()
     }
 
 

@@ -105,7 +105,9 @@ def choose_tiling(packed_rows: int, places: int, head_dim: int, keys_bound: int,
             groups *= 2
         warps_k = 2 if groups in (2, 4) else 1
         tiling = Tiling(groups // warps_k, warps_k, 4, 1, 64, 2, wide=True)
-        if packed_rows > 384 and -(-packed_rows // 192) * places * 4 <= 132 and widest >= 4:
+        if packed_rows > 384 and units * 2 <= 132 and widest >= 2:
+            tiling = Tiling(2, 2, 4, 1, 64, 2, wide=True)
+        elif packed_rows > 384 and -(-packed_rows // 192) * places * 4 <= 132 and widest >= 4:
             tiling = Tiling(4, 1, 12, 1, 64, 2, wide=True)
         return _shrunk(tiling, packed_rows, head_dim, limits)
     elif head_dim == 128:

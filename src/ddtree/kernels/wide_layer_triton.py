@@ -1,7 +1,6 @@
 """The products of a large model's layer for few rows, with what stands before and after each of them."""
 
 import torch
-from torch.nn.functional import linear
 
 from ddtree.kernels import wide_sums_triton as sums
 from ddtree.kernels.wide_products_triton import multiply
@@ -29,8 +28,7 @@ def attend_input(
     if tile.by_rows:
         product = multiply(tile, x, weight, bias, norm, eps)
     else:
-        x = sums.rms_norm(x, norm, eps, tile.early)
-        product = linear(x, weight, bias) if tile.library else multiply(tile, x, weight, bias)
+        product = multiply(tile, sums.rms_norm(x, norm, eps, tile.early), weight, bias)
     if product.dim() == 2:
         product, bias = product[None], None  # there is nothing to be added any more
     query = sums.rotate_sums(product, bias, head_dim, q_norm, k_norm, eps, cos, sin, cache, slots, tile.early)
@@ -50,10 +48,6 @@ def feed_forward_input(
     x = stream.view(-1, hidden)
     if tile.by_rows:
         gated = multiply(tile, x, weight, bias, norm, eps, gated=True)
-    elif tile.library:
-        gated = sums.gate_sums(
-            linear(sums.rms_norm(x, norm, eps, tile.early), weight, bias)[None], None, stream, tile.early
-        )
     else:
         gated = multiply(tile, sums.rms_norm(x, norm, eps, tile.early), weight, bias, gated=True)
         if tile.splits > 1:
@@ -75,9 +69,6 @@ def add_linear(
     tap = None if tap is None else tap.as_strided((batch * rows, hidden), (tap.stride(1), 1))
     flat = stream.view(-1, hidden)
     x = x.reshape(-1, x.shape[-1]).contiguous()
-    if tile.library:
-        sums.add_sums(linear(x, weight, bias)[None], None, flat, tap, tile.early)
-        return
     product = multiply(tile, x, weight, bias, stream=flat, tap=tap)
     if tile.splits > 1:
         sums.add_sums(product, bias, flat, tap, tile.early)

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddtree.disk import sync_folder
+from ddtree.disk import UNFINISHED, sync_folder
 from ddtree.errors import UserError
 
-_UNFINISHED = ".unfinished"
 _AT_FDCWD = -100
 
 
@@ -54,7 +53,7 @@ def drafting(place: Path) -> Iterator[Path]:
 
     It is its own lock, which goes with the process that holds it.
     """
-    draft = place.with_name(f".{place.name}{_UNFINISHED}")
+    draft = place.with_name(f".{place.name}{UNFINISHED}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         if draft.exists():

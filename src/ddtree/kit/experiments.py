@@ -17,6 +17,7 @@ from ddtree.bench.statistics import Estimate
 from ddtree.bench.sweep.store import SWEEP, counting_variants
 from ddtree.deploy.deployment import parse_deployment
 from ddtree.deploy.render import render
+from ddtree.disk import UNFINISHED
 from ddtree.errors import UserError
 from ddtree.kit.mask import Masker
 from ddtree.kit.names import checked, slug
@@ -62,7 +63,7 @@ def copy_tree(source: Path, target: Path, inside: str, masker: Masker) -> None:
     """Copy regular files without secrets; locks, links and what is half-written stay away."""
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source).as_posix()
-        if path.is_symlink() or not path.is_file() or path.name in _SKIPPED or path.name.endswith(".tmp"):
+        if path.is_symlink() or not path.is_file() or path.name in _SKIPPED or path.name.endswith(UNFINISHED):
             continue
         checked(f"{inside}/{name}")
         place = target / name

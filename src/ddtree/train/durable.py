@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ddtree.disk import sync_folder
+from ddtree.disk import UNFINISHED, sync_folder
 from ddtree.errors import UserError
-
-_UNFINISHED = ".unfinished"
 
 
 @contextlib.contextmanager
@@ -22,7 +20,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         UserError: the disk is full, or the file cannot be written; what was half written is gone.
     """
-    draft = path.with_name(path.name + _UNFINISHED)
+    draft = path.with_name(path.name + UNFINISHED)
     try:
         with draft.open("wb") as file:
             yield file
