@@ -274,3 +274,75 @@ def test_budgets_of_a_new_batch_size_are_timed_one_after_each_round(tmp_path, mo
     assert [note for note in done[0].stats.notes if "timing rounds" in note] == [
         "some time went into timing rounds of a batch of 2, which no round's time shows"
     ]
+
+
+def constant(levels, batch):
+    """Every cut promises so many nodes of depth 1, and all of them hold."""
+    masses = np.zeros((batch, len(CUTS), DEPTHS))
+    masses[..., 0] = levels
+    return Forecast(masses, np.rint(masses[..., 0]).astype(np.int64))
+
+
+def usual(policy):
+    """What is expected of a sequence that nothing is known of, by budget, without the first token."""
+    return policy.expected_tokens([Outlook()])[1:] - 1
+
+
+def test_larger_trees_that_were_not_seen_move_along_with_those_that_were():
+    policy = BudgetPolicy(DEPTHS)
+    for _ in range(50):
+        policy.learn([Outlook() for _ in range(16)], 127, constant(np.arange(1, 7), 16))
+    before = policy._usual[:, 0].copy()
+    for _ in range(40):  # one more node at budget 7, whose round says nothing of larger ones
+        policy.learn([Outlook() for _ in range(16)], 7, constant(np.array([2, 3, 3, 3, 3, 3]), 16))
+    moved = policy._usual[:, 0] - before
+    assert moved[1] > 0.4 and moved[2:] == pytest.approx(moved[1])
+
+
+@pytest.mark.parametrize(("batch", "least", "most"), [(1, 0.01, 0.04), (16, 0.2, 0.35)])
+def test_what_was_not_seen_for_long_is_forgotten_faster_where_many_tell_of_it(batch, least, most):
+    policy = BudgetPolicy(DEPTHS)
+    for _ in range(60):
+        policy.learn([Outlook() for _ in range(batch)], 127, constant(np.arange(1, 7), batch))
+    for _ in range(30):
+        policy.learn([Outlook() for _ in range(batch)], 3, constant(np.ones(6), batch))
+    steps = []
+    for _ in range(2):  # now the largest tree brings four more
+        before = policy._usual[-1, 0]
+        policy.learn([Outlook() for _ in range(batch)], 127, constant(np.array([1, 2, 3, 4, 5, 10]), batch))
+        steps.append((policy._usual[-1, 0] - before) / (10 - before))
+    assert least < steps[0] < most and steps[1] == pytest.approx(0.02, abs=0.002)
+
+
+def test_first_looks_go_to_a_large_tree_that_does_not_cost_twice_the_smallest():
+    for costs, want in (
+        ({0: 1.0, 3: 1.1, 7: 1.2, 15: 1.4, 31: 1.9, 63: 2.1, 127: 2.2}, 63),  # a GPU
+        ({0: 1.0, 3: 1.5, 7: 2.0, 15: 2.9, 31: 4.5, 63: 8.0, 127: 16.0}, 15),  # a processor
+        ({0: 1.0, 3: 1.5}, 3),
+        ({0: 1.0}, 0),
+    ):
+        policy = BudgetPolicy(DEPTHS)
+        for budget, ms in costs.items():
+            policy.time(1, budget, ms)
+        assert policy.choose(1, [Outlook()]) == want
+
+
+def test_a_budget_that_was_timed_later_is_looked_at():
+    policy = BudgetPolicy(DEPTHS)
+    for budget in (0, 3):
+        policy.time(1, budget, 1.0 + budget)
+    for _ in range(10):
+        if taken := policy.choose(1, [Outlook()]):
+            policy.learn([Outlook()], taken, constant(np.ones(6), 1))
+    policy.time(1, 7, 5.0)
+    assert policy.choose(1, [Outlook()]) == 7
+
+
+def test_a_forecast_that_is_no_number_changes_nothing():
+    policy = BudgetPolicy(DEPTHS)
+    for _ in range(5):
+        policy.learn([Outlook()], 15, constant(np.arange(1, 7), 1))
+    before, forecast = usual(policy), constant(np.arange(1, 7), 1)
+    forecast.masses[0, 2, 0] = np.nan
+    policy.learn([Outlook()], 15, forecast)
+    assert (usual(policy) == before).all()
