@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -43,3 +44,35 @@ def test_what_cannot_be_written_leaves_all_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_whole(place, "text")
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_two_threads_and_long_names_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250)
+    contents = ["a" * 50_000, "b" * 50_000]
+    failed: list[Exception] = []
+
+    def write(content: str) -> None:
+        try:
+            for _ in range(50):
+                write_whole(path, content)
+        except Exception as error:
+            failed.append(error)
+
+    writers = [threading.Thread(target=write, args=(content,)) for content in contents for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert not failed and path.read_text() in contents
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_whole(pipe, "told")
+    reader.join(10)
+    assert read == ["told"] and pipe.is_fifo()

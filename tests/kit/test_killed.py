@@ -18,6 +18,8 @@ from ddtree.errors import UserError
 from ddtree.kit.check import check_folder
 from ddtree.kit.create import CreateOptions
 from ddtree.kit.create_archive import create_archive
+from ddtree.kit.experiments import copy_tree
+from ddtree.kit.mask import Masker
 from ddtree.kit.open_kit import as_folder
 from ddtree.kit.sign_kit import sign_kit
 
@@ -126,3 +128,12 @@ def test_an_archive_is_there_as_a_whole_and_its_folder_never(tmp_path: Path, mon
         assert check_folder(folder).is_whole
     with pytest.raises(UserError, match="is there already"):
         create_archive(options)
+
+
+def test_what_a_kill_left_half_written_gets_into_no_kit(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for name in ("run.json", ".0123456789abcdef.unfinished"):
+        (results / name).write_text("{}")
+    copy_tree(results, tmp_path / "copied", "results", Masker())
+    assert [path.name for path in (tmp_path / "copied").iterdir()] == ["run.json"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ddtree
-from ddtree.disk import UNFINISHED, write_whole
+from ddtree.disk import write_whole
 from ddtree.kit.durable import sync_tree
 from ddtree.kit.names import checked
 
@@ -48,8 +48,6 @@ def seal(folder: Path, info: Mapping[str, str | list[str]]) -> None:
 
 def seal_tags(folder: Path) -> None:
     """Write the manifest of tag files anew; it comes last and makes the bag whole."""
-    for left in folder.glob(f".*{UNFINISHED}"):  # by a process that was killed
-        left.unlink()
     sync_tree(folder)
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != TAG_MANIFEST)
     digests = {name: digest_of(folder / name) for name in names}
