@@ -179,3 +179,17 @@ def test_schemas_name_every_file(files, names):
     schemas = json.loads(schema_text(files))["files"]
     assert set(schemas) == names
     assert all(schema["additionalProperties"] is False for schema in schemas.values())
+
+
+def test_padding_finds_its_length_in_text_that_is_dense_in_places() -> None:
+    """A table of numbers has a token for each character, prose one for five; a step between the two is steep."""
+    prose, table = "word " * 400, "7" * 900
+    text = PadText((prose + table) * 20)
+
+    async def count(told: str) -> int:
+        return told.count("7") + (len(told) - told.count("7")) // 5
+
+    for index in range(40):
+        for context in (512, 1024, 2048):
+            found = asyncio.run(pad(Problem(str(index), ("why?",), {}), index, context, text, count))
+            assert context - max(8, context // 50) <= asyncio.run(count(found.turns[0])) <= context

@@ -8,7 +8,7 @@ from pathlib import Path
 from ddtree.bench.workload import Problem
 from ddtree.errors import UserError
 
-_ROUNDS = 8
+_ROUNDS = 16
 _SUFFIXES = {".txt", ".md", ".rst", ".py"}
 
 
@@ -75,24 +75,28 @@ async def pad(
     slack = max(8, context_tokens // 50)
     if bare >= context_tokens - slack:
         return problem
-    start = index * 7919
-    fits, too_long = 0, len(text) + 1  # characters
+    start, aim = index * 7919, context_tokens - slack // 2
+    fits, too_long = (0, bare), (len(text) + 1, 0)  # characters and tokens; nothing is known to be too long yet
     guess = min(len(text), (context_tokens - bare) * 3)
-    for _ in range(_ROUNDS):
+    for turn in range(_ROUNDS):
         filled = _joined(text.piece(start, guess), question)
         tokens = await count(filled)
-        if tokens <= context_tokens:
-            fits = max(fits, guess)
-            if tokens >= context_tokens - slack:
-                return Problem(problem.id, (filled, *problem.turns[1:]), problem.fields)
-            if guess == len(text):
-                break
+        if context_tokens - slack <= tokens <= context_tokens:
+            return Problem(problem.id, (filled, *problem.turns[1:]), problem.fields)
+        if tokens > context_tokens:
+            too_long = guess, tokens
+        elif guess == len(text):
+            break
         else:
-            too_long = min(too_long, guess)
-        per_token = guess / max(1, tokens - bare)
-        aimed = int((context_tokens - slack // 2 - bare) * per_token)
-        guess = aimed if fits < aimed < too_long else (fits + too_long) // 2
-        guess = min(guess, len(text))
+            fits = guess, tokens
+        # Text may be far denser here than there, so lines between what is known come near, and halves come closer.
+        if too_long[1] and turn % 2:
+            guess = (fits[0] + too_long[0]) // 2
+        elif too_long[1]:
+            guess = fits[0] + (too_long[0] - fits[0]) * (aim - fits[1]) // (too_long[1] - fits[1])
+        else:
+            guess = guess * (aim - bare) // max(1, tokens - bare)
+        guess = min(max(guess, fits[0] + 1), too_long[0] - 1)
     raise UserError(
         f"there is too little text to fill a context of {context_tokens} tokens (it has {len(text)} characters)",
         "give more of it with --pad-text",
