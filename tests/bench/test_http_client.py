@@ -68,7 +68,7 @@ def test_events_of_one_read_have_one_time():
         yield STREAM
         await asyncio.sleep(0.05)
         yield event("a") + event("b") + event("c")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
         yield event("d") + DONE
 
     with raw_server(together) as server:

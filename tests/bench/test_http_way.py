@@ -12,8 +12,12 @@ import pytest
 from bench.raw_server import DONE, KEY, STREAM, asked, event, good, raw_server
 from ddtree.bench import http_client
 from ddtree.bench.answer import ask
-from ddtree.bench.endpoint import make_client
-from ddtree.bench.http_client import HttpClient
+from ddtree.bench.endpoint import Endpoint, clean_url, make_client
+from ddtree.bench.http_client import HttpClient, HttpFailed
+from ddtree.bench.measure import UnitRun
+from ddtree.bench.plan import Load
+from ddtree.bench.record import Cell, Unit, Variant
+from ddtree.bench.workload import Problem
 from ddtree.errors import UserError
 
 
@@ -88,6 +92,85 @@ def test_a_proxy_that_is_not_to_be_had(monkeypatch):
         asked(proxy, proxy=True)
 
 
+@pytest.mark.parametrize(
+    "proxy", ["http://us:secret@/x", "http://", "http://[::1", "us:secret@", "http://us:secret@h:port", "http://..:80"]
+)
+def test_a_proxy_that_is_no_address(monkeypatch, proxy):
+    named(monkeypatch, http_proxy=proxy)
+    with pytest.raises(UserError, match="a proxy that is no address") as refused:
+        HttpClient("http://example.org", None, uses_proxies=True)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_certificates_that_cannot_be_read(monkeypatch, tmp_path, content):
+    if content:
+        (tmp_path / "cert.pem").write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    with pytest.raises(UserError, match="SSL_CERT_FILE"):
+        HttpClient("https://example.org", None, uses_proxies=False)
+    HttpClient("http://example.org", None, uses_proxies=False)  # which needs none
+
+
+@pytest.mark.parametrize("key", ["sk-\x01", "a\nb", "\x7f", "half \ud800"])
+def test_a_key_that_no_header_can_carry(key):
+    with pytest.raises(UserError, match="API key"):
+        HttpClient("http://example.org", key, uses_proxies=False)
+
+
+def test_a_key_that_an_editor_began_with_a_mark():
+    async def run(url):
+        async with HttpClient(url, f"\ufeff{KEY}", uses_proxies=False) as client:
+            return await ask(client, url, {}, 5.0, 1.0)
+
+    with raw_server(good) as server:
+        assert asyncio.run(run(f"http://127.0.0.1:{server.port}")).error_kind is None
+        assert f"\r\nauthorization: bearer {KEY}\r\n".encode() in server.heads[0].lower()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://..:80", "http://" + "a" * 64 + ".org", "http://h:0", "http:///x"]
+)
+def test_an_address_that_nothing_can_have(url):
+    with pytest.raises(UserError, match="no server's address"):
+        clean_url(url)
+    assert clean_url("http://[::1]:80") and clean_url("http://" + "a" * 63 + ".org") and clean_url("HTTP://localhost.")
+
+
+def test_tls_to_a_port_without_it():
+    async def run(url):
+        async with HttpClient(url, None, uses_proxies=False) as client:
+            await client.get(url, 0.3)
+
+    with raw_server(good) as server, pytest.raises(HttpFailed, match="see whether the port is one for https"):
+        asyncio.run(run(f"https://127.0.0.1:{server.port}"))
+
+
+def test_connections_are_there_before_a_unit_begins():
+    """So that no handshake is in a slot's first TTFT; and a server that refuses the asking is measured all the same."""
+
+    async def answering(head):
+        if b"/v1/models " in head:
+            await asyncio.sleep(0.1)
+            yield b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n"
+        else:
+            yield STREAM + event("x")
+            await asyncio.sleep(0.05)
+            yield DONE
+
+    async def run(url):
+        cell = Cell(workload="w", context_tokens=None, concurrency=6, temperature=0.0, variant=Variant())
+        async with HttpClient(url, None, uses_proxies=False) as client:
+            endpoint = Endpoint(url, client, "unknown", "m")
+            unit = UnitRun(endpoint, Load(), Unit(cell=cell, repetition=0), "run", 1)
+            await unit.measure([Problem(f"p{number}", ("question",)) for number in range(12)])
+
+    with raw_server(answering) as server:
+        asyncio.run(run(f"http://127.0.0.1:{server.port}"))
+        assert [b"/v1/models " in head for head in server.heads] == [True] * 6 + [False] * 12
+        assert server.connections == 6
+
+
 def test_a_server_on_this_machine_needs_no_proxy(monkeypatch):
     with raw_server(good) as proxy, raw_server(good) as server:
         named(monkeypatch, http_proxy=f"http://127.0.0.1:{proxy.port}")
@@ -117,22 +200,24 @@ def test_tls_through_a_proxy(tls, certificate, monkeypatch):
             writer.write(data)
         writer.close()
 
-    async def run(user):
+    async def run(user, scheme="https"):
         async with await asyncio.start_server(tunnel, "127.0.0.1", 0) as proxy:
             port = proxy.sockets[0].getsockname()[1]
             named(monkeypatch, https_proxy=f"http://{user}127.0.0.1:{port}")
-            url = f"https://127.0.0.1:{server.port}"
+            url = f"{scheme}://127.0.0.1:{server.port}"
             async with HttpClient(url, KEY, uses_proxies=True) as client:
                 return await ask(client, url, {}, 5.0, 1.0)
 
     with raw_server(good, tls) as server:
-        for user, told in (("", False), ("us:secret@", True)):
+        for user, told, scheme in (("", False, "https"), ("us:secret@", True, "https"), ("us:secret@", True, "HTTPS")):
             heads, is_refused = [], False
-            answer = asyncio.run(run(user))
+            answer = asyncio.run(run(user, scheme))
             assert answer.error_kind is None and answer.text == "one two"
             assert heads[0].startswith(b"CONNECT 127.0.0.1:") and KEY.encode() not in heads[0]
             assert (b"\r\nproxy-authorization: basic dxm6c2vjcmv0\r\n" in heads[0].lower()) == told
             assert (b"authorization" in heads[0].lower()) == told
+            (inside,) = [server.heads.pop().lower() for _ in list(server.heads)]
+            assert b"proxy-authorization" not in inside and b"\r\nauthorization: bearer " in inside
         is_refused = True
         answer = asyncio.run(run("us:secret@"))
     assert answer.error_kind == "broken_stream" and "403" in answer.error_text

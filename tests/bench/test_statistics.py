@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from ddtree.bench import statistics
 from ddtree.bench.statistics import median_of_groups, ratio_of_medians, ratio_of_sums, wilson
 
 
@@ -54,3 +57,26 @@ def test_a_ratio_of_medians():
 def test_the_same_data_give_the_same_interval():
     groups = [[1.0, 2.0, 5.0], [2.0, 3.0, 9.0]]
     assert median_of_groups(groups) == median_of_groups(groups)
+
+
+@pytest.mark.parametrize("most", [1, 100, 10**9])
+def test_blocks_of_any_size_draw_the_same(monkeypatch, most):
+    """Resample by resample, a few at a time, or all at once, as it was first written."""
+    generator = np.random.default_rng(3)
+    even = [list(generator.normal(10, 2, 7)) for _ in range(4)]
+    uneven = [list(generator.normal(10, 2, size)) for size in (3, 9, 1)]
+    expected = [median_of_groups(even), median_of_groups(uneven), ratio_of_sums(even[0], even[1])]
+    monkeypatch.setattr(statistics, "_MOST_DRAWN", most)
+    assert [median_of_groups(even), median_of_groups(uneven), ratio_of_sums(even[0], even[1])] == expected
+
+
+def test_the_memory_of_long_answers_is_bounded():
+    """All resamples of these at once would take 400 MB an array."""
+    groups = [list(np.random.default_rng(seed).normal(10, 2, 8192)) for seed in range(3)]
+    tracemalloc.start()
+    try:
+        median_of_groups(groups)
+        ratio_of_sums([1.0] * 24576, [2.0] * 24576)
+        assert tracemalloc.get_traced_memory()[1] < 80e6
+    finally:
+        tracemalloc.stop()

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddtree.bench.answer import Answer
 from ddtree.bench.record import Variant
+from ddtree.bench.told import MOST_COUNT, at, count, number
 
 _SLACK_TOKENS = 4
 _SLACK_SHARE = 0.1
@@ -27,28 +28,38 @@ class Drafting:
 
 
 def drafting(answer: Answer) -> Drafting:
-    """Read the account of whichever engine answered; empty where it gives none."""
+    """Read the account of whichever engine answered; empty where it gives none, or one that cannot be read."""
     told = answer.told
     try:
         if own := told.get("ddtree"):
-            lengths = [int(length) for length in own["accepted_lengths"]]
+            lengths = [count(length) for length in own["accepted_lengths"]]
             return Drafting(
                 mode=str(own["mode"]),
-                budget=own["budget"],
+                budget=_budget(own["budget"]),
                 rounds=len(lengths),
                 tau=round(sum(lengths) / len(lengths), 4) if lengths else None,
                 accepted_lengths=lengths,
                 notes=[str(note) for note in own.get("notes", [])],
             )
         if (meta := told.get("meta_info")) and meta.get("spec_verify_ct"):
-            rounds = int(meta["spec_verify_ct"])
-            return Drafting(rounds=rounds, tau=round(float(meta["spec_accept_length"]), 4))
+            rounds, tau = count(meta["spec_verify_ct"]), number(meta["spec_accept_length"])
+            if 0 <= tau < MOST_COUNT:
+                return Drafting(rounds=rounds, tau=round(tau, 4))
         if spec := (told.get("metrics") or {}).get("speculative_decoding"):
-            rounds, accepted = int(spec["num_drafts"]), int(spec["num_accepted_tokens"])
+            rounds, accepted = count(spec["num_drafts"]), count(spec["num_accepted_tokens"])
             return Drafting(rounds=rounds, tau=round(1 + accepted / rounds, 4) if rounds else None)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return Drafting()
     return Drafting()
+
+
+def cached_tokens(usage: dict[str, Any]) -> int | None:
+    """How many of the prompt's tokens came from a cache; None where that is not told, or cannot be."""
+    try:
+        cached = count(at(usage, "prompt_tokens_details", "cached_tokens"))
+        return cached if cached <= count(at(usage, "prompt_tokens")) else None
+    except ValueError:
+        return None
 
 
 def check(answer: Answer, variant: Variant, max_tokens: int) -> None:
@@ -107,7 +118,14 @@ def digest(content: Any) -> str:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    try:
+        return count(value) == value
+    except ValueError:
+        return False
+
+
+def _budget(value: Any) -> int | str | None:
+    return value if value is None or isinstance(value, str) else count(value)
 
 
 def _as_asked(own: Drafting, variant: Variant) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 
 from ddtree.bench.endpoint import error_words
-from ddtree.bench.http_client import FAILURES, OK, Arrival, HttpClient, failed, read_up_to
+from ddtree.bench.http_client import FAILURES, OK, Arrival, HttpClient, read_up_to
 from ddtree.bench.sse import EventReader, EventTooLong
+from ddtree.bench.told import read_json, words
 
 _THOUGHTS = ("reasoning_content", "reasoning")
 """Fields of a delta that hold generated text beside ``content``; servers name the thinking part in two ways."""
@@ -22,7 +23,7 @@ _MOST_REFUSAL_BYTES = 2**16
 _STALL_SLACK = 0.02
 """Setting a timer costs as much as reading an event: it is set this share of the stall's time too late, and anew only
 once that is used up."""
-_read_json = json.JSONDecoder().raw_decode
+_MOST_REASON_CHARS = 100
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Answer:
         text: all that was generated, in order.
         reply: of it, what belongs to the conversation: no thinking.
         told: the engine's own account of the drafting, where there is one.
+        key: what must not stand in ``error_text``.
     """
 
     error_kind: str | None = None
@@ -48,6 +50,7 @@ class Answer:
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
     told: dict[str, Any] = field(default_factory=dict)
+    key: str | None = field(default=None, repr=False)
 
     @property
     def ttft_ms(self) -> float | None:
@@ -57,7 +60,7 @@ class Answer:
     def fail(self, kind: str, text: str) -> None:
         """Note the first thing that went wrong."""
         if self.error_kind is None:
-            self.error_kind, self.error_text = kind, " ".join(text.split())[:500]
+            self.error_kind, self.error_text = kind, words(text, self.key)
 
 
 async def ask(
@@ -69,7 +72,7 @@ async def ask(
         request_timeout_s: longest time for all of it, the wait for the first event included.
         stall_timeout_s: longest time between events that carry data, once there was one; up to 2 % more may pass.
     """
-    answer = Answer()
+    answer = Answer(key=client.key)
     content = json.dumps(body).encode()
     loop = asyncio.get_running_loop()
     sent, deadline = time.perf_counter(), loop.time() + request_timeout_s
@@ -83,7 +86,7 @@ async def ask(
     except EventTooLong:
         answer.fail("broken_stream", "an event has no end")
     except FAILURES as error:
-        failure = failed(error)
+        failure = client.failed(error)
         if failure.is_gone:
             answer.fail("no_connection", str(failure))
         elif not isinstance(error, TimeoutError):
@@ -99,10 +102,10 @@ async def ask(
 async def _read_refusal(response: aiohttp.ClientResponse, answer: Answer) -> None:
     raw = await read_up_to(response, _MOST_REFUSAL_BYTES)
     try:
-        words = error_words(json.loads(raw))
-    except (ValueError, RecursionError):
-        words = raw[:300].decode("utf-8", "replace")
-    answer.fail(f"http_{response.status}", words)
+        told = error_words(read_json(raw))
+    except ValueError:
+        told = raw.decode("utf-8", "replace")
+    answer.fail(f"http_{response.status}", told)
 
 
 async def _read_stream(
@@ -135,12 +138,9 @@ async def _read_stream(
 def _take(data: bytes, answer: Answer, now_ms: float) -> str | None:
     """Note what an event holds; returns its text, None where it is an error or cannot be read."""
     try:
-        content = data.decode("utf-8", "surrogatepass").strip()
-        event, end = _read_json(content)
-    except (ValueError, RecursionError):
-        event, content, end = None, "", -1
-    if end != len(content):
-        answer.fail("broken_stream", "an event is not JSON")
+        event = read_json(data)
+    except ValueError:
+        answer.fail("broken_stream", "an event is not JSON, or nested too deeply")
         return None
     if not isinstance(event, dict):
         answer.fail("broken_stream", "an event is no object")
@@ -165,7 +165,7 @@ def _take(data: bytes, answer: Answer, now_ms: float) -> str | None:
         if isinstance(choice.get("meta_info"), dict):
             answer.told["meta_info"] = choice["meta_info"]
         if choice.get("finish_reason"):
-            answer.finish_reason, answer.last_ms = str(choice["finish_reason"]), now_ms
+            answer.finish_reason, answer.last_ms = str(choice["finish_reason"])[:_MOST_REASON_CHARS], now_ms
     if text:
         answer.chunk_ms.append(now_ms)
         answer.chunk_chars.append(len(text))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from ddtree.bench.http_client import OK, HttpClient, HttpFailed, Reply
+from ddtree.bench.http_client import OK, HttpClient, HttpFailed, Reply, is_address
+from ddtree.bench.told import at, count
 from ddtree.errors import UserError
 from ddtree.verify.exposition import Exposition
 
 EngineName = Literal["native", "sglang", "vllm", "unknown"]
-_FACTS_TIMEOUT_S, _COUNT_TIMEOUT_S = 30.0, 300.0
+_FACTS_TIMEOUT_S, _OPEN_TIMEOUT_S, _COUNT_TIMEOUT_S = 30.0, 10.0, 300.0
+_MOST_TOTAL = 2.0**63
 
 _COUNTERS = {
     "native": {
@@ -54,19 +58,16 @@ class Endpoint:
         """Tokens of a conversation with one user turn, template included."""
         messages = [{"role": "user", "content": text}]
         if self.engine in ("native", "vllm") and self.tokenizes:
-            told = await self._post("/tokenize", self._named({"messages": messages}))
-            return int(told["count"])
+            return await self._counted("/tokenize", self._named({"messages": messages}), "count")
         body = {"model": self.model, "messages": messages, "max_tokens": 1, "temperature": 0}
-        told = await self._post("/v1/chat/completions", body)
-        return int(told["usage"]["prompt_tokens"])
+        return await self._counted("/v1/chat/completions", body, "usage", "prompt_tokens")
 
     async def count_text(self, text: str) -> int | None:
         """Tokens of bare text without special ones; None where the server has no such path."""
         if not self.tokenizes:
             return None
         body = {"text": text} if self.engine == "native" else {"prompt": text, "add_special_tokens": False}
-        told = await self._post("/tokenize", self._named(body))
-        return int(told["count"])
+        return await self._counted("/tokenize", self._named(body), "count")
 
     async def counters(self) -> dict[str, float]:
         """Totals of `/metrics` that tell rounds and tokens; empty where there are none."""
@@ -81,7 +82,31 @@ class Endpoint:
             return {}
         told = Exposition(answer.body.decode("utf-8", "replace"))
         found = {name: told.total(metric) for name, metric in names.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in found.items() if value is not None and abs(value) < _MOST_TOTAL}
+
+    async def open_connections(self, connections: int) -> None:
+        """Have so many connections, with TLS where the server has it, for the requests that come next.
+
+        The server is asked for its models as often at the same time; what it answers does not matter.
+        """
+
+        async def ask() -> None:
+            with suppress(HttpFailed):
+                await self.client.get(f"{self.url}/v1/models", _OPEN_TIMEOUT_S)
+
+        await asyncio.gather(*(ask() for _ in range(connections)))
+
+    async def _counted(self, path: str, body: dict[str, Any], *names: str) -> int:
+        """The count that the answer holds under ``names``.
+
+        Raises:
+            UserError: none came.
+        """
+        told = await self._post(path, body)
+        try:
+            return count(at(told, *names))
+        except ValueError as error:
+            raise UserError(f"{self.url}{path} told no count of tokens", "see the server's log") from error
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -90,7 +115,8 @@ class Endpoint:
         except (HttpFailed, ValueError) as error:
             raise UserError(f"{self.url}{path} gave no answer ({error})", "see the server's log") from error
         if answer.status != OK or not isinstance(told, dict):
-            raise UserError(f"{self.url}{path} answered {answer.status} ({error_words(told)})", "see its log")
+            why = self.client.words(error_words(told))
+            raise UserError(f"{self.url}{path} answered {answer.status} ({why})", "see its log")
         return told
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -108,13 +134,9 @@ def clean_url(url: str) -> str:
     Raises:
         UserError: it is no address, or holds a password, which would be written into results.
     """
-    parts = urlsplit(url)
-    try:
-        port_is_fine = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_fine = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_fine:
+    if not is_address(url) or urlsplit(url).scheme not in ("http", "https"):
         raise UserError(f"{url!r} is no server's address", "write it as http://127.0.0.1:8000")
+    parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UserError("the server's address holds more than an address", "give keys with --api-key-file")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
@@ -163,10 +185,9 @@ async def connect(url: str, client: HttpClient, model: str | None) -> Endpoint:
 
 
 def error_words(told: Any) -> str:
-    """What an error's body says, in one short line."""
+    """What an error's body says."""
     error = told.get("error", told) if isinstance(told, dict) else told
-    words = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(words).split())[:300]
+    return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
 def without_secrets(value: Any) -> Any:
@@ -187,7 +208,7 @@ def _is_secret(name: str) -> bool:
 
 def _model_names(listed: Reply) -> list[str]:
     try:
-        return [str(model["id"]) for model in listed.json()["data"]]
+        return [model["id"] for model in listed.json()["data"] if isinstance(model["id"], str)]
     except (ValueError, KeyError, TypeError):
         return []
 
@@ -214,5 +235,5 @@ async def _tokenizes(endpoint: Endpoint) -> bool:
     endpoint.tokenizes = True
     try:
         return bool(await endpoint.count_text("one two three"))
-    except (UserError, KeyError, TypeError, ValueError):
+    except UserError:
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import time
@@ -16,8 +15,10 @@ from weakref import WeakValueDictionary
 
 import aiohttp
 import httpx
+from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
 
+from ddtree.bench.told import read_json, words
 from ddtree.errors import UserError
 
 OK = 200
@@ -41,14 +42,6 @@ class HttpFailed(Exception):
         self.is_gone = is_gone
 
 
-def failed(error: BaseException) -> HttpFailed:
-    """One of :data:`FAILURES` in words, without what the request held."""
-    words = str(error)  # never its repr, which shows headers, and so the key
-    if isinstance(error, _NOT_CONNECTED):
-        return HttpFailed(words or type(error).__name__, is_gone=True)
-    return HttpFailed(f"{type(error).__name__}: {words}" if words else type(error).__name__)
-
-
 @dataclass(frozen=True)
 class Reply:
     """A whole answer."""
@@ -60,12 +53,9 @@ class Reply:
         """Its content.
 
         Raises:
-            ValueError: it is not JSON.
+            ValueError: it is not JSON, or nested too deeply.
         """
-        try:
-            return json.loads(self.body)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+        return read_json(self.body)
 
 
 class Arrival(Protocol):
@@ -78,30 +68,35 @@ class Arrival(Protocol):
 class HttpClient:
     """Connections to one server; an async context manager.
 
-    There is no limit on connections, which would queue requests where nobody sees it. Redirects are not followed.
+    There is no limit on connections, which would queue requests where nobody sees it. Redirects are not followed,
+    cookies not kept, and nothing is decompressed: a compressed answer fails.
 
     Args:
         url: the server's address; the way to it (TLS, proxy) is settled once, for all requests.
         uses_proxies: whether to go through the proxy that the environment names for ``url``.
 
     Raises:
-        UserError: the environment names a proxy of a kind that is not to be had.
+        UserError: no header can carry the key, or the environment names a proxy or certificates that cannot be used.
     """
 
     def __init__(self, url: str, api_key: str | None, uses_proxies: bool) -> None:
+        self.key = api_key.removeprefix("\ufeff") if api_key else None  # some editors begin files with it
+        if self.key and not self.key.isprintable():
+            raise UserError("the API key holds characters that a header cannot carry", "write it as one line of text")
         # The key goes with each request: a session's own headers reach the proxy too.
-        self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {self.key}"} if self.key else {})
         self._way: dict[str, Any] = {"allow_redirects": False}
         proxy = _proxy_of(url) if uses_proxies else None
+        self._is_tls = is_tls = urlsplit(url).scheme == "https"
         if proxy:
             self._way["proxy"], who = _without_password(proxy)
-            if who and url.startswith("https:"):
+            if who and is_tls:
                 self._way["proxy_headers"] = {"proxy-authorization": who}
             elif who:
                 self._headers["proxy-authorization"] = who
         # httpx's certificates, so that all of ddtree trusts the same: SSL_CERT_FILE, SSL_CERT_DIR, else certifi's.
-        is_tls = "https" in (urlsplit(url).scheme, urlsplit(proxy or "").scheme)
-        self._tls: ssl.SSLContext | bool = httpx.create_ssl_context() if is_tls else True
+        needs_certificates = is_tls or urlsplit(proxy or "").scheme == "https"
+        self._tls: ssl.SSLContext | bool = _tls_context() if needs_certificates else True
         self._stream_headers = self._headers | {"content-type": "application/json", "accept": "text/event-stream"}
         self._sockets: WeakValueDictionary[int, _TimedSocket] = WeakValueDictionary()
 
@@ -111,6 +106,9 @@ class HttpClient:
                 limit=0, keepalive_timeout=_KEPT_S, ssl=self._tls, socket_factory=self._new_socket
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # few bytes can become gigabytes, and the loop waits for them
+            response_class=_Response,
             trust_env=False,  # else it asks for proxies and passwords anew, in a thread, for each request
         )
         return self
@@ -142,11 +140,28 @@ class HttpClient:
     def arrival(self, response: aiohttp.ClientResponse) -> Arrival:
         """Tells when the bytes of ``response`` came.
 
-        A response that came whole in one read has left its connection already; its time is that of asking.
+        A response that came whole in one read has left its connection already; its time is that of asking. So is that
+        on a loop that reads past Python's sockets, such as uvloop's.
         """
         transport = response.connection.transport if response.connection else None
         told = transport.get_extra_info("socket") if transport else None
-        return (self._sockets.get(told.fileno()) if told else None) or _Now()
+        found = self._sockets.get(told.fileno()) if told else None
+        return found if found is not None and found.came_s else _Now()
+
+    def words(self, text: str) -> str:
+        """``text`` of a server or about it as it may be shown and stored: one line, short, without the key."""
+        return words(text, self.key)
+
+    def failed(self, error: BaseException) -> HttpFailed:
+        """One of :data:`FAILURES` in words, without what the request held."""
+        told = self.words(str(error))  # never its repr, which shows headers, and so the key
+        if isinstance(error, TimeoutError) and not told and self._is_tls:
+            told = "no answer in time; see whether the port is one for https, not for http"
+        elif isinstance(error, TimeoutError) and not told:
+            told = "no answer in time"
+        if isinstance(error, _NOT_CONNECTED):
+            return HttpFailed(told or type(error).__name__, is_gone=True)
+        return HttpFailed(f"{type(error).__name__}: {told}" if told else type(error).__name__)
 
     async def _whole(self, method: str, url: str, body: Any, timeout_s: float) -> Reply:
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
@@ -159,12 +174,22 @@ class HttpClient:
                     raise HttpFailed(f"the answer has more than {_MOST_BYTES >> 20} MiB")
                 return Reply(response.status, received)
         except FAILURES as error:
-            raise failed(error) from None
+            raise self.failed(error) from None
 
     def _new_socket(self, address: tuple[Any, ...]) -> socket.socket:
         made = _TimedSocket(*address[:3])
         self._sockets[made.fileno()] = made
         return made
+
+
+def is_address(url: str) -> bool:
+    """Whether ``url`` names a host as hosts can be named, and a port that there can be."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")  # what asking for its address does
+        return bool(host.strip(b".")) and parts.port != 0
+    except ValueError:  # such as a bracket without its other
+        return False
 
 
 async def read_up_to(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
@@ -193,6 +218,20 @@ class _TimedSocket(socket.socket):
         return count
 
 
+class _Response(aiohttp.ClientResponse):
+    """Refuses what would pass for an answer and is none of this request's, or has another form than was asked for."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        # Called at once after sending: what is there already was read before, with the answer to the last request.
+        protocol = connection.protocol
+        if protocol is not None and protocol.is_connected() and protocol.should_close:
+            raise aiohttp.ClientPayloadError("the server sent more on this connection than it was asked for")
+        await super().start(connection)
+        if (coding := self.headers.get("content-encoding", "identity").lower()) != "identity":
+            raise aiohttp.ClientPayloadError(f"the answer is coded as {coding}, and identity was asked for")
+        return self
+
+
 class _Now:
     @property
     def came_s(self) -> float:
@@ -206,10 +245,22 @@ def _proxy_of(url: str) -> str | None:
     if not proxy or proxy_bypass(parts.netloc):
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
+    if not is_address(proxy):
+        raise UserError("the environment names a proxy that is no address", "write it as http://host:port")
     scheme = urlsplit(proxy).scheme
     if scheme not in ("http", "https"):
         raise UserError(f"a proxy of the kind {scheme} is set in the environment", "use an HTTP proxy, or set NO_PROXY")
     return proxy
+
+
+def _tls_context() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        raise UserError(
+            f"the certificates that SSL_CERT_FILE or SSL_CERT_DIR names cannot be read ({error.strerror or error})",
+            "name a file of certificates in PEM form, or unset both",
+        ) from None
 
 
 def _without_password(proxy: str) -> tuple[str, str | None]:

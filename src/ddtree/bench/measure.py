@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ddtree.bench.account import check, digest, drafting, recount
+from ddtree.bench.account import cached_tokens, check, digest, drafting, recount
 from ddtree.bench.answer import Answer, ask
 from ddtree.bench.endpoint import Endpoint
 from ddtree.bench.plan import Load
@@ -71,6 +71,7 @@ class UnitRun:
         """Run all ``problems``, in order, and check the answers afterwards, when no clock runs."""
         result = Measured()
         before = await self._endpoint.counters()
+        await self._endpoint.open_connections(self._unit.cell.concurrency)
         waiting = deque(problems)
         with _Lag() as lag:
             result.started_at = time.time()
@@ -134,7 +135,7 @@ class UnitRun:
         if answer.error_kind is None and answer.text:
             try:
                 counted = await self._endpoint.count_text(answer.text)
-            except (UserError, KeyError, TypeError, ValueError):
+            except UserError:
                 return  # the server may be gone; the answer itself came whole
             if counted is not None:
                 recount(answer, counted, self._load.ignore_eos)
@@ -165,7 +166,6 @@ class UnitRun:
     ) -> RequestRow:
         own, usage = drafting(answer), answer.usage or {}
         is_good = answer.error_kind is None
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         return RequestRow(
             **self._place,
             prompt_id=problem.id,
@@ -182,7 +182,7 @@ class UnitRun:
             end_ms=round(answer.end_ms, 3),
             prompt_tokens=usage.get("prompt_tokens") if is_good else None,
             completion_tokens=usage.get("completion_tokens") if is_good else None,
-            cached_tokens=cached if is_good and isinstance(cached, int) else None,
+            cached_tokens=cached_tokens(usage) if is_good else None,
             finish_reason=answer.finish_reason,
             ran_mode=own.mode,
             ran_budget=own.budget,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 RESAMPLES = 2000
 LEVEL = 0.95
+_MOST_DRAWN = 2**20
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,12 @@ def ratio_of_sums(tops: Sequence[float], bottoms: Sequence[float], seed: int = 0
     top, bottom = np.asarray(tops, float), np.asarray(bottoms, float)
     if not len(top) or bottom.sum() <= 0:
         return None
-    chosen = np.random.default_rng(seed).integers(0, len(top), (RESAMPLES, len(top)))
-    below = bottom[chosen].sum(axis=1)
-    drawn = top[chosen].sum(axis=1)[below > 0] / below[below > 0]
+    generator = np.random.default_rng(seed)
+    above, below = np.empty(RESAMPLES), np.empty(RESAMPLES)
+    for block in _blocks(len(top)):
+        chosen = generator.integers(0, len(top), (block.stop - block.start, len(top)))
+        above[block], below[block] = top[chosen].sum(axis=1), bottom[chosen].sum(axis=1)
+    drawn = above[below > 0] / below[below > 0]
     return _estimate(float(top.sum() / bottom.sum()), drawn, len(top))
 
 
@@ -84,12 +88,24 @@ def _draws(groups: Sequence[Sequence[float]], seed: int) -> np.ndarray:
     for row, group in zip(values, groups, strict=True):
         row[: len(group)] = group
     chosen = generator.integers(0, len(groups), (RESAMPLES, len(groups)))
-    places = (generator.random((RESAMPLES, len(groups), sizes.max())) * sizes[chosen][:, :, None]).astype(int)
-    drawn = values[chosen[:, :, None], places]
-    if (sizes == sizes[0]).all():
-        return np.median(drawn.reshape(RESAMPLES, -1), axis=1)
-    drawn[np.arange(sizes.max()) >= sizes[chosen][:, :, None]] = np.nan
-    return np.nanmedian(drawn.reshape(RESAMPLES, -1), axis=1)
+    medians = np.empty(RESAMPLES)
+    for block in _blocks(values.size):
+        of_drawn = sizes[chosen[block]][:, :, None]
+        places = (generator.random((*of_drawn.shape[:2], sizes.max())) * of_drawn).astype(int)
+        drawn = values[chosen[block][:, :, None], places]
+        if (sizes == sizes[0]).all():
+            medians[block] = np.median(drawn.reshape(len(drawn), -1), axis=1)
+        else:
+            drawn[np.arange(sizes.max()) >= of_drawn] = np.nan
+            medians[block] = np.nanmedian(drawn.reshape(len(drawn), -1), axis=1)
+    return medians
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    """All resamples of ``size`` values each, in blocks that memory holds; a generator draws the same in any blocks."""
+    step = max(1, _MOST_DRAWN // size)
+    for start in range(0, RESAMPLES, step):
+        yield slice(start, min(start + step, RESAMPLES))
 
 
 def _estimate(value: float, drawn: np.ndarray, n: int) -> Estimate:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ddtree.bench.endpoint import is_loopback
 from ddtree.bench.record import SessionRecord
+from ddtree.bench.told import at
 from ddtree.report.results import Measurement, ResultSet
 
 # Bandwidth by data sheet, GB/s; the first name that a GPU's name contains counts.
@@ -67,8 +68,7 @@ def known_bandwidth(results: ResultSet) -> tuple[float, str] | None:
 def _is_here(session: SessionRecord) -> bool:
     """Whether nothing says that the server was on another machine, or on a CPU."""
     deployed = tomllib.loads(session.deployment_text or "")
-    info = session.server_facts.get("/server_info") or {}
-    device = ((info.get("effective") or {}).get("engine") or {}).get("device")
+    device = at(session.server_facts, "/server_info", "effective", "engine", "device")
     return deployed.get("host", {}).get("kind", "local") == "local" and device != "cpu"
 
 

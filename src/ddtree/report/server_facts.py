@@ -35,7 +35,7 @@ def _is_decisive(line: str) -> bool:
 
 
 def _lines(value: Any, name: str = "") -> Iterator[str]:
-    if isinstance(value, dict) and value and all(str(key).isdigit() for key in value) and not _nested(value.values()):
+    if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value) and not _nested(value.values()):
         yield f"{name} = {', '.join(f'{key}: {_told(value[key])}' for key in sorted(value, key=int))}"
     elif isinstance(value, dict):
         for key, item in value.items():

@@ -11,8 +11,10 @@ from ddtree.bench.endpoint import Endpoint, error_words
 from ddtree.bench.grade.parting import Chance
 from ddtree.bench.http_client import OK, HttpFailed
 from ddtree.bench.record import Variant
+from ddtree.bench.told import count, number
 
 TOP_LOGPROBS = 5
+_UNREAD = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 @dataclass
@@ -69,31 +71,44 @@ async def _post(side: Side, body: dict[str, Any], timeout_s: float) -> tuple[Col
     except ValueError as error:
         return Collected(error=f"{type(error).__name__}: {error}"), 0
     if answer.status != OK:
-        return Collected(error=f"{answer.status}: {error_words(told)}"), answer.status
+        return Collected(error=f"{answer.status}: {side.endpoint.client.words(error_words(told))}"), answer.status
     try:
         return _read(told), answer.status
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        return Collected(error=f"the answer has not OpenAI's shape ({error!r})"), answer.status
+    except _UNREAD as error:
+        why = side.endpoint.client.words(repr(error))
+        return Collected(error=f"the answer has not OpenAI's shape ({why})"), answer.status
 
 
 def _read(told: dict[str, Any]) -> Collected:
     choice = told["choices"][0]
     own = drafting(Answer(told={name: told[name] for name in ("ddtree", "meta_info", "metrics") if told.get(name)}))
-    content = (choice.get("logprobs") or {}).get("content")
-    chances = None
-    if content:
-        chances = [
+    text = choice["message"]["content"]
+    if not isinstance(text, str | None):
+        raise TypeError("content is no text")
+    reason = choice.get("finish_reason")
+    return Collected(
+        text=text or "",
+        finish_reason=str(reason) if reason else None,
+        completion_tokens=count(told["usage"]["completion_tokens"]),
+        tau=own.tau,
+        chances=_chances(choice),
+    )
+
+
+def _chances(choice: dict[str, Any]) -> list[Chance] | None:
+    """None where none are told, or not such as can be compared. An alternative without chance is none."""
+    try:
+        return [
             Chance(
                 token=token["token"],
-                logprob=float(token["logprob"]),
-                top=[(other["token"], float(other["logprob"])) for other in token["top_logprobs"]],
+                logprob=number(token["logprob"]),
+                top=[
+                    (other["token"], number(other["logprob"]))
+                    for other in token["top_logprobs"]
+                    if other["logprob"] is not None
+                ],
             )
-            for token in content
-        ]
-    return Collected(
-        text=choice["message"]["content"] or "",
-        finish_reason=choice.get("finish_reason"),
-        completion_tokens=int(told["usage"]["completion_tokens"]),
-        tau=own.tau,
-        chances=chances,
-    )
+            for token in choice["logprobs"]["content"]
+        ] or None
+    except _UNREAD:
+        return None

@@ -24,6 +24,7 @@ from ddtree.bench.grade.sandbox import Outcome, Sandbox
 from ddtree.bench.provenance import PACKAGES
 from ddtree.bench.record import SCHEMA, Variant, schema_text
 from ddtree.bench.statistics import Estimate, wilson
+from ddtree.bench.told import at
 from ddtree.bench.workload import Workload
 from ddtree.disk import write_whole
 from ddtree.errors import UserError
@@ -234,10 +235,8 @@ def _record(options: GradeOptions, sides: Sequence[Side], sandbox: Sandbox, rema
 
 
 def _dtype(side: Side) -> str | None:
-    facts = side.endpoint.facts.get("/server_info") or {}
-    engine = (facts.get("effective") or {}).get("engine") or {}
-    found = engine.get("dtype")
-    return str(found) if found else None
+    found = at(side.endpoint.facts, "/server_info", "effective", "engine", "dtype")
+    return found if isinstance(found, str) else None
 
 
 def _row(record: GradeRecord, side: Side, problem: Graded, collected: Collected, sandbox: Sandbox) -> AnswerRow:
