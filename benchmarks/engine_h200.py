@@ -15,9 +15,9 @@ Each piece prints a table and writes JSON with what produced it.
 """
 
 import argparse
+import hashlib
 import json
 import statistics
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -31,6 +31,7 @@ from prompt_files import read_prompts
 from ddtree import Engine, SamplingParams, Speculation
 from ddtree.engine.prefill import PrefillKind
 from ddtree.engine.state import SamplingFlags
+from ddtree.program import commit
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,7 +71,9 @@ def pair(args: argparse.Namespace) -> dict[str, Any]:
             "tok_s_by_prompt": [round(v) for v in row["tok_s"]],
         })  # fmt: skip
         print({k: v for k, v in table[-1].items() if k != "tok_s_by_prompt"}, flush=True)
-    costs = {str(budget): round(ms, 4) for (_, budget), ms in engine._scheduler.round_costs_ms().items()}
+    costs = {
+        str(budget): round(ms, 4) for (batch, budget), ms in engine._scheduler.round_costs_ms().items() if batch == 1
+    }
     return {"facts": engine.facts(), "auto_costs_ms": costs, "rows": table, "turns": turns(engine, args)}
 
 
@@ -349,6 +352,11 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def weights_sha256(folder: Path) -> str:
+    with (folder / "model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 PIECES = {piece.__name__: piece for piece in (pair, gate, exact, host, fault, load, logits, kernels, window, shape)}
 
 
@@ -368,11 +376,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
     began = time.time()
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     result = {
         "command": f"python benchmarks/engine_h200.py {args.piece}",
         "options": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
-        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
+        "commit": commit(),
+        "drafter_sha256": weights_sha256(args.draft) if args.draft else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         **PIECES[args.piece](args),
     }

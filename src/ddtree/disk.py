@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 UNFINISHED = ".unfinished"
@@ -20,7 +21,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace ``path``: readers see the old content or the new, never a part. A link is replaced, not followed.
+    """Replace ``path``, whose mode stays: readers see the old content or the new, never a part.
+
+    A link is replaced, not followed.
 
     What is no file, such as a terminal or a pipe, is written to.
 
@@ -37,6 +40,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     draft = path.with_name(f".{secrets.token_hex(8)}{UNFINISHED}")
     try:
         with draft.open("xb") as file:
+            if path.is_file() and not path.is_symlink():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

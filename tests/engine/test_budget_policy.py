@@ -338,11 +338,24 @@ def test_a_budget_that_was_timed_later_is_looked_at():
     assert policy.choose(1, [Outlook()]) == 7
 
 
-def test_a_forecast_that_is_no_number_changes_nothing():
-    policy = BudgetPolicy(DEPTHS)
-    for _ in range(5):
-        policy.learn([Outlook()], 15, constant(np.arange(1, 7), 1))
-    before, forecast = usual(policy), constant(np.arange(1, 7), 1)
-    forecast.masses[0, 2, 0] = np.nan
-    policy.learn([Outlook()], 15, forecast)
-    assert (usual(policy) == before).all()
+def test_a_drafter_that_is_out_of_its_mind_for_a_round_changes_nothing():
+    """Scores that are no numbers, as they come from the device: whole numbers of which none is a probability."""
+    log_probs = torch.full((1, DEPTHS, 8), -1.0)
+    tree = build_tree(log_probs, torch.zeros(1, DEPTHS, 8, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 15,
+                      torch.full((1,), DEPTHS))  # fmt: skip
+    tree.scores[:, 1:] = torch.nan
+    path = walk_tree(tree, torch.zeros_like(tree.tokens), DEPTHS)
+    told = forecast(tree, path, torch.zeros(1, 0, dtype=torch.int64), CUTS, DEPTHS)
+    bad = read_forecast(told.numpy(), DEPTHS)
+    for rounds in (0, 5):
+        policy = BudgetPolicy(DEPTHS)
+        for budget, ms in FLAT.items():
+            policy.time(1, budget, ms)
+        for _ in range(rounds):
+            policy.learn([Outlook()], 15, constant(np.arange(1, 7), 1))
+        before = usual(policy)
+        for _ in range(4):
+            policy.choose(1, [Outlook()])
+            policy.learn([Outlook()], 63, bad)
+        assert (usual(policy) == before).all()
+        assert policy._learned == rounds + 4, "first looks would never end"

@@ -186,8 +186,9 @@ class BudgetPolicy:
         """Take in a round: what each sequence's tree promised and held at each cut."""
         last = max(i for i, cut in enumerate(CUTS) if cut <= budget)
         promised, held = forecast.masses, forecast.held
-        if not np.isfinite(promised).all():  # of a drafter that is out of its mind; one such round would stay for ever
-            return
+        if not ((promised >= 0) & (promised <= np.array(CUTS)[:, None])).all():
+            self._learned += 1  # a look all the same
+            return  # no probabilities: of a drafter that is out of its mind, and would be believed for ever
         usual = self._usual if self._usual is not None else promised.mean(0)
         old = np.array([usual if outlook.masses is None else outlook.masses for outlook in outlooks])
         news = np.array([1.0 if outlook.masses is None else 1 - FORGET_OUTLOOK for outlook in outlooks])

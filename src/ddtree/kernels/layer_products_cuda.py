@@ -20,6 +20,7 @@ MAX_HIDDEN = 1024
 MAX_NUMBERS = 32 * 1024
 """Above so many numbers in the stream cuBLAS' larger tiles win, unless tilings were measured for the shape."""
 SOURCE = "layer_products.cu"
+_WIDE_HEADS = (64, 128, 256)
 _KERNELS = ("add_linear", "feed_forward_input", "attend_input")
 
 
@@ -69,6 +70,8 @@ def describe(
         return dict.fromkeys(products, "fused")
     streams = dtype == torch.bfloat16 and has_wide_tiles(device)
     rows = {name: streamed_rows(*product) if streams else [] for name, product in products.items()}
+    if head_dim not in _WIDE_HEADS:
+        rows["attend_input"] = []
     return {
         name: f"streamed at {', '.join(found)} rows, else cuBLAS" if found else "cuBLAS" for name, found in rows.items()
     }
@@ -109,7 +112,7 @@ def attend_input(
     tiles = _tiling_for("attend_input", stream, columns, hidden, head_dim, has_norms)
     if tiles is None:
         wide = _wide_tile_for("attend_input", stream, weight)
-        if wide is not None and head_dim in (64, 128, 256):
+        if wide is not None and head_dim in _WIDE_HEADS:
             from ddtree.kernels import wide_layer_triton
 
             return wide_layer_triton.attend_input(

@@ -168,8 +168,8 @@ class TreeAttention:
 
     Attributes:
         tiling: cut launches so, instead of as `choose_tiling` says.
-        early: committed tokens' keys are fetched while the kernel before still runs. Committed lengths, block table and
-            those keys must then have been written by kernels before that one.
+        early: committed tokens' keys are fetched while kernels before still run: all since the last one that was not
+            started early itself. Committed lengths, block table and those keys must have been written before that one.
     """
 
     tiling: Tiling | None = None
