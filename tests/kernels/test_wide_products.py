@@ -35,6 +35,11 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, device=DEVICE) * scale).to(DTYPE)
 
 
+def of(rows: int) -> tuple[int, int]:
+    """Batch and rows of each sequence."""
+    return (2, rows // 2) if rows > 1 else (1, 1)
+
+
 def close(got: torch.Tensor, want: torch.Tensor) -> None:
     assert not got.isnan().any()
     error = (got.float() - want.float()).norm() / want.float().norm()
@@ -49,16 +54,16 @@ def test_attend_input(tile: WideTile, rows: int, dressed: bool) -> None:
 
     torch.manual_seed(0)
     columns, slots = (HEADS + 2 * KV_HEADS) * HEAD_DIM, 200
-    stream, norm, weight = draw(1, rows, HIDDEN), draw(HIDDEN), draw(columns, HIDDEN, scale=HIDDEN**-0.5)
+    stream, norm, weight = draw(*of(rows), HIDDEN), draw(HIDDEN), draw(columns, HIDDEN, scale=HIDDEN**-0.5)
     bias, q_norm, k_norm = (draw(columns), draw(HEAD_DIM), draw(HEAD_DIM)) if dressed else (None, None, None)
-    angle = torch.randn(1, rows, HEAD_DIM // 2, device=DEVICE)
-    places = torch.randperm(slots, device=DEVICE)[:rows].view(1, rows)
+    angle = torch.randn(*of(rows), HEAD_DIM // 2, device=DEVICE)
+    places = torch.randperm(slots, device=DEVICE)[:rows].view(of(rows))
     cache = draw(2, slots, KV_HEADS, HEAD_DIM)
     rest = (stream, norm, 1e-5, weight, bias, HEAD_DIM, q_norm, k_norm, angle.cos(), angle.sin())
     want_cache, got_cache = cache.clone(), cache.clone()
     want = twins.attend_input(*rest, want_cache, places)
     close(wide.attend_input(tile, *rest, got_cache, places), want)
-    close(got_cache[:, places[0]], want_cache[:, places[0]])
+    close(got_cache[:, places.flatten()], want_cache[:, places.flatten()])
     untouched = torch.ones(slots, dtype=torch.bool, device=DEVICE)
     untouched[places] = False
     assert torch.equal(got_cache[:, untouched], cache[:, untouched])
@@ -72,7 +77,7 @@ def test_feed_forward_input(tile: WideTile, rows: int, biased: bool) -> None:
 
     torch.manual_seed(0)
     weight, bias = draw(2 * MIDDLE, HIDDEN, scale=HIDDEN**-0.5), draw(2 * MIDDLE) if biased else None
-    rest = (draw(2, rows // 2, HIDDEN) if rows > 1 else draw(1, 1, HIDDEN), draw(HIDDEN), 1e-5, weight, bias)
+    rest = (draw(*of(rows), HIDDEN), draw(HIDDEN), 1e-5, weight, bias)
     got, want = wide.feed_forward_input(tile, *rest), twins.feed_forward_input(*rest)
     assert got.shape == want.shape
     close(got, want)
@@ -86,8 +91,8 @@ def test_add_linear(tile: WideTile, rows: int, tapped: bool) -> None:
     from ddtree.kernels import wide_layer_triton as wide
 
     torch.manual_seed(0)
-    stream, x, weight = draw(1, rows, HIDDEN), draw(1, rows, MIDDLE), draw(HIDDEN, MIDDLE, scale=MIDDLE**-0.5)
-    taps, bias = torch.zeros(1, rows, 3, HIDDEN, dtype=DTYPE, device=DEVICE), draw(HIDDEN) if tapped else None
+    stream, x, weight = draw(*of(rows), HIDDEN), draw(*of(rows), MIDDLE), draw(HIDDEN, MIDDLE, scale=MIDDLE**-0.5)
+    taps, bias = torch.zeros(*of(rows), 3, HIDDEN, dtype=DTYPE, device=DEVICE), draw(HIDDEN) if tapped else None
     want, got = stream.clone(), stream.clone()
     twins.add_linear(want, x, weight, bias)
     wide.add_linear(tile, got, x, weight, bias, taps[:, :, 1] if tapped else None)
@@ -138,7 +143,7 @@ def test_a_measured_tile_is_used_where_the_chip_can(monkeypatch: pytest.MonkeyPa
     used: list[WideTile] = []
     monkeypatch.setattr(wide, "add_linear", lambda tile, *rest: used.append(tile))
     stream, x, weight = (
-        torch.zeros(*of, dtype=torch.bfloat16, device=DEVICE) for of in ((1, 20, 2048), (1, 20, 64), (2048, 64))
+        torch.zeros(*size, dtype=torch.bfloat16, device=DEVICE) for size in ((1, 20, 2048), (1, 20, 64), (2048, 64))
     )
     for can in (False, True):
         monkeypatch.setattr(fast, "has_wide_tiles", lambda _, can=can: can)

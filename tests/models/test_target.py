@@ -220,18 +220,22 @@ def test_config_is_read_back(tmp_path: Path) -> None:
 
 
 def test_smollm2() -> None:
-    """The real target, float32."""
+    """The real target in float32, against transformers in float64.
+
+    On some processors two sums in float32 are further apart than each is from the truth.
+    """
     folder = target_folder()
-    model = reference_model(folder)
+    model = reference_model(folder).double()
     text = "The Danube rises in the Black Forest and flows through ten countries. def add(a, b):\n    return a + b"
     tokens = AutoTokenizer.from_pretrained(folder)(text).input_ids
     wanted = full_forward(model, tokens)
     runner = TargetRunner(folder, len(tokens))
     ours = torch.cat([runner.chain(tokens[:9]), runner.chain(tokens[9:10]), runner.chain(tokens[10:])])
-    assert (ours - wanted).abs().max() <= TOLERANCE
+    tolerance = 5e-6 * wanted.abs().max()  # a last digit or two of the largest logit
+    assert (ours - wanted).abs().max() <= tolerance
     parents = [-1, 0, 1, 1, -1, 4]
     nodes = tokens[5:11]
     rows = runner.tree(nodes, parents)
     for node, path in {2: [0, 1, 2], 3: [0, 1, 3], 5: [4, 5]}.items():
         theirs = full_forward(model, tokens + [nodes[i] for i in path])[-1]
-        assert (rows[node] - theirs).abs().max() <= TOLERANCE
+        assert (rows[node] - theirs).abs().max() <= tolerance
