@@ -109,7 +109,7 @@ def test_speculation_on_where_none_is_declared(server):
 def test_a_drafter_of_random_weights(pair, tmp_path):
     target, _ = pair
     drafter = make_drafter(tmp_path / "random", target, seed=99, block_size=8)
-    with ServerProcess(target, drafter, "--budget", "7") as server:
+    with ServerProcess(target, drafter, "--budget", "3") as server:  # few, so that chance does not come near the floor
         verdict = verify(server.url)
         finding = next(each for each in broken(verdict) if each.probe == "speculation")
         assert finding.claim == "a round commits at least 1.20 tokens (tau)"
