@@ -19,7 +19,7 @@ import torch
 from kernels_h200 import DEVICE, LARGE, graph_us, tree
 
 from ddtree.kernels import cuda_module
-from ddtree.kernels.tree_attention_cuda import Limits, Tiling, TreeAttention, choose_tiling
+from ddtree.kernels.tree_attention_cuda import SOURCE, Limits, Tiling, TreeAttention, choose_tiling
 
 HEADS, KV_HEADS, HEAD_DIM = LARGE[:3]
 PACKED = HEADS // KV_HEADS
@@ -45,19 +45,8 @@ def cuts(rows: int, tokens: int) -> Iterator[Tiling]:
                         yield cut
 
 
-def macros(cut: Tiling, rows: int) -> tuple[tuple[str, str], ...]:
-    """What `TreeAttention` compiles it with."""
-    fixed = {
-        "HEAD_DIM": HEAD_DIM, "GROUPS": PACKED, "CLUSTER": cut.cluster, "WARPS_K": cut.warps_k, "WARPS_M": cut.warps_m,
-        "ROWS_16": cut.rows_16, "KEYS": cut.keys, "STAGES": cut.stages, "PARTS": cut.parts(rows * PACKED, HEAD_DIM),
-        "PART_ROWS": min(cut.tile_rows, rows * PACKED), "WIDE": int(cut.wide), "EARLY": 0,
-    }  # fmt: skip
-    return tuple(sorted((name, str(value)) for name, value in fixed.items()))
-
-
 def compile_one(task: tuple[tuple[str, str], ...]) -> None:
-    flags = ("--gpu-architecture=sm_90a", "--std=c++17", *(f"-D{name}={value}" for name, value in task))
-    cuda_module._compiled(cuda_module.source_of("tree_attention.cu"), "tree_attention.cu", flags)
+    cuda_module.machine_code(SOURCE, task, (9, 0))
 
 
 def measure(rows: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -82,7 +71,7 @@ def measure(rows: int, tokens: int) -> Iterator[dict[str, Any]]:
             row["us"] = round(
                 graph_us(lambda i: attention(query, caches[i % layers, 0], caches[i % layers, 1], None)), 2
             )
-        except Exception as error:
+        except cuda_module.CudaError as error:  # a cut that the device cannot run
             row["failed"] = f"{type(error).__name__}: {error}"[:200]
         yield row
 
@@ -93,7 +82,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200"))
     given = parser.parse_args()
     began = time.monotonic()
-    tasks = {macros(cut, rows) for rows, tokens in CASES for cut in cuts(rows, tokens)}
+    all_macros = (
+        cut.macros(rows * PACKED, HEAD_DIM, PACKED, early=False) for rows, tokens in CASES for cut in cuts(rows, tokens)
+    )
+    tasks = {tuple(sorted((name, str(value)) for name, value in macros.items())) for macros in all_macros}
     with multiprocessing.get_context("fork").Pool(16) as pool:
         pool.map(compile_one, sorted(tasks), chunksize=1)
     print(f"{len(tasks)} kernels compiled in {time.monotonic() - began:.0f} s", flush=True)

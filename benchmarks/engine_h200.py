@@ -15,7 +15,6 @@ Each piece prints a table and writes JSON with what produced it.
 """
 
 import argparse
-import hashlib
 import json
 import statistics
 import time
@@ -32,6 +31,7 @@ from ddtree import Engine, SamplingParams, Speculation
 from ddtree.engine.prefill import PrefillKind
 from ddtree.engine.state import SamplingFlags
 from ddtree.program import commit
+from ddtree.train.data_facts import file_sha256
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -352,11 +352,6 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def weights_sha256(folder: Path) -> str:
-    with (folder / "model.safetensors").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 PIECES = {piece.__name__: piece for piece in (pair, gate, exact, host, fault, load, logits, kernels, window, shape)}
 
 
@@ -380,7 +375,7 @@ def main() -> None:
         "command": f"python benchmarks/engine_h200.py {args.piece}",
         "options": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
         "commit": commit(),
-        "drafter_sha256": weights_sha256(args.draft) if args.draft else None,
+        "drafter_sha256": file_sha256(args.draft / "model.safetensors") if args.draft else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         **PIECES[args.piece](args),
     }

@@ -187,9 +187,7 @@ def candidates(shape: Shape, rows: int) -> Iterator[tuple[str, Tiling]]:
 
 
 def _compile(task: tuple[tuple[str, str], ...]) -> None:
-    source = (cuda_module._SOURCES / fused.SOURCE).read_text()
-    flags = ("--gpu-architecture=sm_90a", "--std=c++17", *(f"-D{key}={value}" for key, value in task))
-    cuda_module._compiled(source, fused.SOURCE, flags)
+    cuda_module.machine_code(fused.SOURCE, task, (9, 0))
 
 
 def compile_all(work: list[tuple[Shape, int]]) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from ddtree.engine.budget_policy import CANDIDATES, CUTS, BudgetPolicy, Outlook
 from ddtree.kernels.forecast import Forecast
+from ddtree.tree.draft_tree import ROOT, DraftTree
 
 Costs = dict[tuple[int, int], float]
 """Milliseconds of a round, by batch and budget."""
@@ -232,13 +233,12 @@ class _Blocks:
         return np.array(masses), np.array(held)
 
 
-def _told(tree: Any, coming: list[int], depths: int) -> tuple[np.ndarray, list[int]]:
-    children = {(int(p), int(t)): i for i, (p, t) in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
-    node, accepted = -1, []
+def _told(tree: DraftTree, coming: list[int], depths: int) -> tuple[np.ndarray, list[int]]:
+    node, accepted = ROOT, []
     for token in coming:
-        if (node := children.get((node, token), -2)) < 0:
+        if (child := tree.child(node, token)) is None:
             break
-        accepted.append(node)
+        accepted.append(node := child)
     masses, probabilities = np.zeros((len(CUTS), depths)), np.exp(tree.log_scores)
     for row, cut in enumerate(CUTS):
         np.add.at(masses[row], tree.depths[:cut] - 1, probabilities[:cut])

@@ -125,14 +125,18 @@ def source_of(name: str) -> str:
     return re.sub(r'^#include "([\w.]+)"$', lambda line: source_of(line[1]).rstrip("\n"), text, flags=re.MULTILINE)
 
 
+def machine_code(source_name: str, defines: tuple[tuple[str, str], ...], capability: tuple[int, int]) -> bytes:
+    """A source file compiled for a kind of device, which need not be there; kept in the cache."""
+    arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability[0] == 9 else "")
+    flags = (f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
+    return _compiled(source_of(source_name), source_name, flags)
+
+
 class CudaModule:
     """The kernels of one source file for the current device, with ``defines`` fixed at compile time."""
 
     def __init__(self, source_name: str, defines: tuple[tuple[str, str], ...], capability: tuple[int, int]) -> None:
-        source = source_of(source_name)
-        arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability[0] == 9 else "")
-        flags = (f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
-        image = _compiled(source, source_name, flags)
+        image = machine_code(source_name, defines, capability)
         torch.cuda.current_stream()  # makes torch's context current
         self._module = ctypes.c_void_p()
         _check(_driver().cuModuleLoadData(ctypes.byref(self._module), image), f"loading {source_name}")

@@ -14,6 +14,7 @@ import torch
 
 from ddtree.kernels.cuda_module import cuda_module
 
+SOURCE = "tree_attention.cu"
 _LOG2_E = 1.4426950408889634
 _NO_WINDOW = 1 << 30
 
@@ -64,6 +65,15 @@ class Tiling:
         while parts * 2 <= min(self.threads // pairs, self.cluster * self.warps_k, 32):
             parts *= 2
         return parts
+
+    def macros(self, packed_rows: int, head_dim: int, groups: int, early: bool) -> dict[str, int]:
+        """What is fixed when the kernel is compiled; ``groups`` are the query heads that share a key head."""
+        return {
+            "HEAD_DIM": head_dim, "GROUPS": groups, "CLUSTER": self.cluster, "WARPS_K": self.warps_k,
+            "WARPS_M": self.warps_m, "ROWS_16": self.rows_16, "KEYS": self.keys, "STAGES": self.stages,
+            "PARTS": self.parts(packed_rows, head_dim), "PART_ROWS": min(self.tile_rows, packed_rows),
+            "WIDE": int(self.wide), "EARLY": int(early),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -210,12 +220,8 @@ class TreeAttention:
         tiling = self.tiling or choose_tiling(
             rows * groups, batch * kv_heads, head_dim, self._keys_bound, device_limits(query.device)
         )
-        module = cuda_module(
-            "tree_attention.cu", query.device, HEAD_DIM=head_dim, GROUPS=groups,
-            CLUSTER=tiling.cluster, WARPS_K=tiling.warps_k, WARPS_M=tiling.warps_m, ROWS_16=tiling.rows_16,
-            KEYS=tiling.keys, STAGES=tiling.stages, PARTS=tiling.parts(rows * groups, head_dim),
-            PART_ROWS=min(tiling.tile_rows, rows * groups), WIDE=int(tiling.wide), EARLY=int(self.early),
-        )  # fmt: skip
+        macros = tiling.macros(rows * groups, head_dim, groups, self.early)
+        module = cuda_module(SOURCE, query.device, **macros)
         query = query.contiguous()
         out = torch.empty_like(query)
         blocks = -(-rows * groups // tiling.tile_rows) * tiling.cluster
