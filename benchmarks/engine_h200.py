@@ -322,6 +322,10 @@ def shape(args: argparse.Namespace) -> dict[str, Any]:
     """Time of a step and of a round for a published shape at 2k context; acceptance is SIMULATED."""
     from shapes import dummy_engine, params
 
+    if args.tiles:
+        from wide_h200 import use_tuned
+
+        use_tuned(args.tiles)
     bytes_per_s = 4.26e12
     rows = []
     for name in args.shapes:
@@ -368,12 +372,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests-per-place", type=int, default=8, help="of load")
     parser.add_argument("--shapes", nargs="+", default=["Qwen3-8B", "Qwen3-4B"])
+    parser.add_argument("--tiles", type=Path, help="of shape: what `wide_h200.py tune` wrote, in place of the table")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
+    if args.tiles and args.piece != "shape":
+        parser.error("--tiles is of the piece shape alone: leave it out")
     began = time.time()
     result = {
         "command": f"python benchmarks/engine_h200.py {args.piece}",
-        "options": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
+        "options": {k: v for k, v in vars(args).items() if not isinstance(v, Path)} | {"tuned_tiles": bool(args.tiles)},
         "commit": commit(),
         "drafter_sha256": file_sha256(args.draft / "model.safetensors") if args.draft else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

@@ -1,11 +1,13 @@
 """Times the products of large models' layers on one GPU: our tiles against cuBLAS with its small kernels.
 
+    PYTHONPATH=src python benchmarks/wide_h200.py check                whether every tile by wgmma multiplies right
     PYTHONPATH=src python benchmarks/wide_h200.py products --out DIR   each product alone, with every tile
     PYTHONPATH=src python benchmarks/wide_h200.py tune --out DIR       the best tile of each product in whole layers
     PYTHONPATH=src python benchmarks/wide_h200.py compile              every kernel of these; no GPU needed
 
 A time is that of 36 products or layers with own weights in one CUDA graph, so that the L2 cache holds none of them;
-norms, rotation, gate and residual stream included, in `tune` also attention over 2,048 tokens.
+norms, rotation, gate and residual stream included, in `tune` also attention over 2,048 tokens. `tune` tries in whole
+layers what was fastest alone. `--by triton` has Triton's tiles tried instead of those by wgmma.
 """
 
 import argparse
@@ -21,61 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import wide_check
 from layers_h200 import BF16, LARGE, PassOfRows, Shape, graph_ms, make_layers
+from wide_candidates import brief, candidates
 
 from ddtree.kernels import layer_products as twins
 from ddtree.kernels import layer_products_cuda as fast
-from ddtree.kernels import wide_tiling
+from ddtree.kernels import wide_products_cuda, wide_tiling
+from ddtree.kernels.tensor_map import tensor_map
 from ddtree.kernels.wide_tiling import WideTile
 
 QWEN3_4B = Shape(2560, 9728, 32, 8, 128, 36, True)
 SHAPES = {"Qwen3-8B": LARGE, "Qwen3-4B": QWEN3_4B}
-WORK = [(name, rows) for rows in (64, 1, 16, 32, 8, 24, 48, 128, 96) for name in SHAPES]
-KEYS = {"attend_input": "qkv", "output": "output", "feed_forward_input": "gate_up", "down": "down"}
-
-# (columns, depth, stages, warps, programs wanted at a time) by rows of the tile.
-TILES = {
-    16: (
-        (64, 128, 8, 4, 132), (64, 128, 10, 4, 132), (64, 128, 4, 4, 264), (64, 128, 5, 4, 264), (64, 64, 6, 4, 396),
-        (128, 128, 5, 4, 132), (64, 256, 5, 4, 132),
-    ),
-    32: (
-        (64, 128, 8, 4, 132), (64, 128, 4, 4, 264), (64, 128, 3, 4, 396), (64, 64, 6, 4, 396), (128, 64, 5, 4, 264),
-        (64, 256, 4, 4, 132),
-    ),
-    64: (
-        (64, 128, 5, 4, 132), (64, 128, 6, 4, 132), (32, 128, 4, 4, 264), (64, 64, 4, 4, 396), (128, 64, 4, 4, 264),
-        (256, 64, 5, 8, 132), (64, 64, 8, 4, 132),
-    ),
-    128: (
-        (64, 64, 7, 4, 132), (64, 64, 9, 4, 132), (64, 128, 4, 4, 132), (32, 128, 5, 4, 132), (256, 64, 4, 8, 132),
-        (64, 64, 3, 4, 396), (128, 64, 3, 8, 264),
-    ),
+WORK = {
+    "wgmma": [(name, rows) for all_rows in ((64, 65, 129, 16), (128, 32, 96, 48, 8)) for name in SHAPES
+              for rows in all_rows],
+    "triton": [(name, rows) for rows in (64, 1, 16, 32, 8, 24, 48, 128, 96) for name in SHAPES],
 }  # fmt: skip
-BY_ROWS = ((16, 512, 8), (16, 512, 4), (8, 1024, 4), (16, 1024, 8), (32, 256, 4))
-
-
-def tile_rows(rows: int) -> int:
-    return next(most for most in TILES if rows <= most)
-
-
-def candidates(kind: str, rows: int, columns: int, size: int) -> list[WideTile]:
-    gated = kind == "feed_forward_input"
-    found = []
-    if rows == 1:
-        found = [WideTile(n, k, warps=warps, by_rows=True) for n, k, warps in BY_ROWS]
-    for n, k, stages, warps, wanted in TILES[tile_rows(rows)]:
-        found.append(WideTile(n, k, max(1, min(wanted // (columns // n), 8)), stages, warps))
-    return list(dict.fromkeys(tile for tile in found if tile.fits(rows, columns, size, gated)))
-
-
-def brief(tile: WideTile | None) -> str:
-    if tile is None:
-        return "cuBLAS"
-    by = "rows" if tile.by_rows else f"s{tile.stages}x{tile.splits}"
-    calls = "" if tile.early and not tile.calls_late else " calls late" if tile.early else " waits"
-    return f"{tile.columns}x{tile.depth} w{tile.warps} {by}{calls}"
-
+KEYS = {"attend_input": "qkv", "output": "output", "feed_forward_input": "gate_up", "down": "down"}
 
 Tiles = dict[tuple[str, int, int], WideTile | None]
 
@@ -83,6 +48,22 @@ Tiles = dict[tuple[str, int, int], WideTile | None]
 def use(tiles: Tiles) -> None:
     """Run products by these tiles instead of by the measured table."""
     fast.wide_tile = lambda kind, _, columns, size: tiles.get((kind, columns, size))  # type: ignore[assignment]
+
+
+def use_tuned(path: Path) -> None:
+    """Run products by what `tune` chose for the next row count that it measured; by the table where it has none."""
+    tuned: dict[tuple[str, int, int], dict[int, WideTile | None]] = {}
+    for row in json.loads(path.read_text())["results"]:
+        for *product, fields in row.get("chosen", []):
+            tuned.setdefault(tuple(product), {})[row["rows"]] = fields and WideTile(**fields)
+    of_table = wide_tiling.wide_tile
+
+    def tile(kind: str, rows: int, columns: int, size: int) -> WideTile | None:
+        found = tuned.get((kind, columns, size), {})
+        measured = min((most for most in found if most >= rows > 1), default=None)
+        return of_table(kind, rows, columns, size) if measured is None else found[measured]
+
+    fast.wide_tile = tile  # type: ignore[assignment]
 
 
 def launcher(own: PassOfRows, name: str) -> Callable[[], object]:
@@ -140,9 +121,10 @@ def errors(own: PassOfRows, name: str, want: torch.Tensor) -> dict[str, float]:
 
 
 class Ahead:
-    """Compiles what is wanted in other processes, which never touch the GPU, into Triton's cache."""
+    """Compiles what is wanted in other processes, which never touch the GPU, into Triton's cache and ours."""
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, by: str) -> None:
+        self._by = by
         self._pool = multiprocessing.get_context("fork").Pool(processes)
         self._pending: dict[tuple[str, int], list[Any]] = {}
 
@@ -151,7 +133,7 @@ class Ahead:
             shape = SHAPES[name]
             tasks = [
                 (kind, rows, key, one, shape)
-                for kind, key, tile in all_candidates(shape, rows)
+                for kind, key, tile in all_candidates(shape, rows, self._by)
                 for one in (tile, replace(tile, calls_late=True), replace(tile, early=False))
             ]
             self._pending[name, rows] = [self._pool.apply_async(_compile, task) for task in tasks]
@@ -164,10 +146,12 @@ class Ahead:
         self._pool.terminate()
 
 
-def all_candidates(shape: Shape, rows: int) -> list[tuple[str, tuple[int, int], WideTile]]:
+def all_candidates(shape: Shape, rows: int, by: str) -> list[tuple[str, tuple[int, int], WideTile]]:
     found = []
     for name, (kind, columns, size) in shape.products().items():
-        found += [(name, (columns, size), tile) for tile in candidates(kind, rows, columns, size)]
+        known = wide_tiling.wide_tile(kind, rows, columns, size)
+        tiles = candidates(kind, rows, columns, size, by) + ([known] if known is not None else [])
+        found += [(name, (columns, size), tile) for tile in tiles]
     return found
 
 
@@ -185,6 +169,8 @@ def _compile(name: str, rows: int, key: tuple[int, int], tile: WideTile, shape: 
     triton.runtime.driver.set_active(NoDevice())
     JITFunction.__getitem__ = lambda kernel, grid: partial(kernel.warmup, grid=grid)
     from ddtree.kernels import wide_layer_triton as wide
+
+    wide_check.only_compile()
 
     columns, size = key
     weight, norm = torch.empty(columns, size, dtype=BF16), torch.empty(size, dtype=BF16)
@@ -206,52 +192,51 @@ def _compile(name: str, rows: int, key: tuple[int, int], tile: WideTile, shape: 
     return None
 
 
-def measure_rows(own: PassOfRows, replays: int) -> dict[str, Any]:
-    """Every candidate of every product."""
-    table: dict[str, Any] = {}
-    for full_name, (kind, columns, size) in own.shape.products().items():
+def measure_rows(own: PassOfRows, by: str, replays: int) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
+    """Every candidate of every product alone: cuBLAS, the measured table's, then the rest; those that are right."""
+    table: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for full_name, product in own.shape.products().items():
+        kind, columns, size = product
         name = full_name.split()[-1]
         use({})
         want = results(own, name, twins, torch.float32)
         run = launcher(own, name)
         read = 2 * columns * size * len(own.layers) / 1e9  # TB/s of a time in ms
-
-        def one(tile: WideTile | None) -> dict[str, Any]:
-            use({(kind, columns, size): tile})  # noqa: B023
-            found = errors(own, name, want)  # noqa: B023
-            ms = graph_ms(run, replays)  # noqa: B023
-            return {"tile": brief(tile), "ms": round(ms, 4), "tb_s": round(read / ms, 3), **found}  # noqa: B023
-
-        rows_of_table = [one(None)]
-        for tile in candidates(kind, own.rows, columns, size):
+        rows_of_table: list[dict[str, Any]] = []
+        known = wide_tiling.wide_tile(kind, own.rows, columns, size)
+        for tile in dict.fromkeys((None, known, *candidates(kind, own.rows, columns, size, by))):
             try:
-                rows_of_table.append(one(tile) | {"fields": asdict(tile)})
+                use({product: tile})
+                found = errors(own, name, want)
+                ms = graph_ms(run, replays)
             except Exception as error:
                 print(f"  {name} {own.rows} rows {brief(tile)} failed: {str(error)[:200]}", flush=True)
-        right = [i for i, row in enumerate(rows_of_table) if row["error"] <= 1.5 * rows_of_table[0]["error"] + 1e-4]
-        index = min(right, key=lambda i: rows_of_table[i]["ms"])
-        wrong = [row["tile"] for i, row in enumerate(rows_of_table) if i not in right]
-        today, winner = rows_of_table[0], rows_of_table[index]
-        order = sorted(rows_of_table, key=lambda row: row["ms"])
+                continue
+            row = {"tile": brief(tile), "ms": round(ms, 4), "tb_s": round(read / ms, 3), **found}
+            rows_of_table.append(row | {"fields": tile and asdict(tile)})
+        today = rows_of_table[0]
+        right = [row for row in rows_of_table if row["error"] <= 1.5 * today["error"] + 1e-4]
+        order = sorted(right, key=lambda row: row["ms"])
+        of_table = next((f"table {row['tb_s']:.2f}" for row in right if row["tile"] == brief(known) and known), "")
+        wrong = [row["tile"] for row in rows_of_table if row not in right]
         print(
-            f"  {name:19s} cuBLAS {today['ms']:.4f} ms {today['tb_s']:.2f} TB/s   best {winner['ms']:.4f} ms "
-            f"{winner['tb_s']:.2f} TB/s  {winner['tile']}   then {', '.join(r['tile'] for r in order[1:3])}"
+            f"  {name:18s} TB/s: cuBLAS {today['tb_s']:.2f} {of_table:10s} | "
+            + "; ".join(f"{row['tb_s']:.2f} {row['tile']}" for row in order[:4])
             + (f"   WRONG: {wrong}" if wrong else ""),
             flush=True,
         )
-        table[name] = rows_of_table
+        table[product] = order
     return table
 
 
-def tune_rows(own: PassOfRows, replays: int) -> dict[str, Any]:
+def tune_rows(own: PassOfRows, by: str, replays: int) -> dict[str, Any]:
     """From the measured table on, one product at a time; a tile must win 0.3 % of all layers to be taken."""
-    found: dict[str, Any] = {}
+    alone = measure_rows(own, by, replays)
+    found: dict[str, Any] = {"alone": {"{} {}x{}".format(*product): rows for product, rows in alone.items()}}
     use({})
     found["today_ms"] = round(graph_ms(own.fused, replays), 4)
     today = own.fused().float()
-    chosen: Tiles = {
-        product: wide_tiling.wide_tile(product[0], own.rows, *product[1:]) for product in own.shape.products().values()
-    }
+    chosen: Tiles = {product: wide_tiling.wide_tile(product[0], own.rows, *product[1:]) for product in alone}
     use(chosen)
     best = graph_ms(own.fused, replays)
     found["table_ms"] = round(best, 4)
@@ -269,16 +254,21 @@ def tune_rows(own: PassOfRows, replays: int) -> dict[str, Any]:
         if ms < 0.997 * best:
             chosen[product], best = tile, ms
 
-    for product in chosen:
-        for tile in (None, *candidates(product[0], own.rows, *product[1:])):
+    for product, order in alone.items():
+        first = [WideTile(**row["fields"]) for row in order if row["fields"] is not None][:3]
+        for tile in (*first, None):
             if tile != chosen[product]:
                 attempt(product, tile)
     for product in chosen:
         if (tile := chosen[product]) is not None:
             attempt(product, replace(tile, calls_late=True))
-            attempt(product, replace(tile, early=False))
     use(chosen)
     found["best_ms"] = round(graph_ms(own.fused, replays), 4)
+    if any(tile is not None and tile.by == "wgmma" for tile in chosen.values()):
+        changed: Any = wide_products_cuda
+        changed.tensor_map = partial(tensor_map, fetch_bytes=128)
+        found["fetching_128_bytes_ms"] = round(graph_ms(own.fused, replays), 4)
+        changed.tensor_map = tensor_map
     eager, graph = own.fused(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         replayed = own.fused()
@@ -290,18 +280,31 @@ def tune_rows(own: PassOfRows, replays: int) -> dict[str, Any]:
     found["graph_equals_eager"] = all(same)
     found["difference_to_today"] = round(float((eager.float() - today).norm() / today.norm()), 5)
     found["tiles"] = {"{} {}x{}".format(*key): brief(tile) for key, tile in chosen.items()}
+    found["chosen"] = [[*key, tile and asdict(tile)] for key, tile in chosen.items()]
     return found | {"tried": tried}
 
 
-def measure(what: str, out: Path, seconds: float, replays: int) -> None:
+def check_cases() -> list[wide_check.Case]:
+    """Small ones first, then every candidate of the shapes."""
+    cases = wide_check.small_cases()
+    for shape in SHAPES.values():
+        for kind, columns, size in shape.products().values():
+            for rows in (64, 65, 129, 16):
+                for tile in candidates(kind, rows, columns, size, "wgmma"):
+                    cases.append(wide_check.Case(tile, rows, columns, size, kind == "feed_forward_input"))
+    return cases
+
+
+def measure(what: str, by: str, only_rows: list[int], out: Path, seconds: float, replays: int) -> None:
     start = time.monotonic()
-    ahead = Ahead(max(1, (os.cpu_count() or 2) - 2))
-    ahead.submit(WORK)
+    work = [(name, rows) for name, rows in WORK[by] if not only_rows or rows in only_rows]
+    ahead = Ahead(max(1, (os.cpu_count() or 2) - 2), by)
+    ahead.submit(work)
     out.mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = {"torch": torch.__version__, "results": []}
     made: dict[str, list[Any]] = {}
-    for name, rows in WORK:
-        if time.monotonic() - start > seconds - 4:
+    for name, rows in work:
+        if time.monotonic() - start > seconds - 5:
             print(f"{seconds:.0f} s are over: {name} {rows} rows and what follows were not measured", flush=True)
             break
         for text in ahead.wait(name, rows):
@@ -314,10 +317,10 @@ def measure(what: str, out: Path, seconds: float, replays: int) -> None:
         try:
             own = PassOfRows(SHAPES[name], made[name], rows, 2048)
             if what == "products":
-                row["products"] = measure_rows(own, replays)
+                row["products"] = list(measure_rows(own, by, replays).items())
             else:
-                row |= tune_rows(own, replays)
-                print("  ", {key: value for key, value in row.items() if key != "tried"}, flush=True)
+                row |= tune_rows(own, by, replays)
+                print("  ", {key: row[key] for key in row if key not in ("tried", "alone")}, flush=True)
         except Exception:
             row["failure"] = traceback.format_exc()
             print(row["failure"], flush=True)
@@ -326,11 +329,11 @@ def measure(what: str, out: Path, seconds: float, replays: int) -> None:
     ahead.close()
 
 
-def compile_all() -> None:
+def compile_all(by: str) -> None:
     """Every kernel; for a look without a GPU at whether they compile."""
-    ahead = Ahead(max(1, (os.cpu_count() or 2) - 1))
-    ahead.submit(WORK)
-    failures = [text for name, rows in WORK for text in ahead.wait(name, rows)]
+    ahead = Ahead(max(1, (os.cpu_count() or 2) - 1), by)
+    ahead.submit(WORK[by])
+    failures = [text for name, rows in WORK[by] for text in ahead.wait(name, rows)]
     ahead.close()
     print(*failures, sep="\n")
     raise SystemExit(1 if failures else 0)
@@ -338,15 +341,19 @@ def compile_all() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("products", "tune", "compile"))
+    parser.add_argument("what", choices=("check", "products", "tune", "compile"))
+    parser.add_argument("--by", choices=tuple(WORK), default="wgmma", help="whose tiles are tried")
+    parser.add_argument("--rows", type=int, nargs="*", default=[], help="only these of the usual ones")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--seconds", type=float, default=80)
-    parser.add_argument("--replays", type=int, default=17, help="of each graph, the first 5 not counted")
+    parser.add_argument("--seconds", type=float, default=105)
+    parser.add_argument("--replays", type=int, default=13, help="of each graph, the first 5 not counted")
     args = parser.parse_args()
-    if args.what != "compile":
-        measure(args.what, args.out, args.seconds, args.replays)
+    if args.what == "check":
+        wide_check.run(check_cases(), args.out)
+    elif args.what == "compile":
+        compile_all(args.by)
     else:
-        compile_all()
+        measure(args.what, args.by, args.rows, args.out, args.seconds, args.replays)
 
 
 if __name__ == "__main__":

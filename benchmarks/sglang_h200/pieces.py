@@ -15,7 +15,7 @@ from exact_draws import CASES, alike, fit, joint_law, take_draws
 from grammar_checks import check_grammar
 from near_ties import MOST_STEPS, STEP, partings, verdict
 from pool_checks import check_abort, check_prefix, check_retraction, check_soak
-from servers import Answer, figures
+from servers import Answer, Server, figures
 from ways import EXACT_MOST, WAYS
 
 from kit import ROOT
@@ -224,16 +224,38 @@ def soak(run: Any) -> None:
 
 
 def info(run: Any) -> None:
-    """What ``/server_info`` and ``/metrics`` tell of the trees."""
+    """What ``/server_info`` tells of the trees, and whether ``/metrics`` and ``meta_info`` count as the answers do."""
     (server,) = run.needs("tree32")
     told = json.loads(server.get("/server_info"))
     told |= (told.get("internal_states") or [{}])[0]
     keys = ("speculative_algorithm", "speculative_num_draft_tokens", "version", "speculative_dflash_block_size")
-    found = {k: v for k, v in told.items() if "speculative_ddtree" in k} | {key: told.get(key) for key in keys}
-    lines = server.get("/metrics").decode().splitlines()
-    spec = [line.split("{")[0] + " " + line.rsplit(" ", 1)[1] for line in lines if line.startswith("sglang:spec")]
-    run.note("server_info", found)
-    run.note("metrics", spec)
+    run.note(
+        "server_info", {k: v for k, v in told.items() if "speculative_ddtree" in k} | {k: told.get(k) for k in keys}
+    )
+    before = _metrics(server)
+    answers, _ = server.answer_all(run.prompts, 4)
+    after = _metrics(server)
+    tokens, rounds = (sum(int(a.meta[key]) for a in answers) for key in ("completion_tokens", "spec_verify_ct"))
+    found = {
+        "tokens": tokens, "rounds": rounds, "tokens_a_round": round(tokens / rounds, 3),
+        "tokens_received": sum(len(answer.token_ids) for answer in answers),
+        "metrics_rounds": after["spec_verify_calls_total"] - before.get("spec_verify_calls_total", 0),
+        "metrics_tokens": after["generation_tokens_total"] - before.get("generation_tokens_total", 0),
+        "metrics_tokens_a_round_lately": round(after["spec_accept_length"], 3),
+    }  # fmt: skip
+    run.note("metrics", found)
+    # The token that ends a text is counted, but may not be handed out.
+    received = tokens - len(answers) <= found["tokens_received"] <= tokens
+    same = found["metrics_rounds"] == rounds and found["metrics_tokens"] == tokens and received
+    run.must("tree32", same, "/metrics counts other rounds or tokens than the answers tell")
+    lengths = [(a.meta["spec_accept_length"], a.meta["completion_tokens"] / a.meta["spec_verify_ct"]) for a in answers]
+    run.must("tree32", all(abs(x - y) < 1e-6 for x, y in lengths), "meta_info tells other accepted lengths")
+
+
+def _metrics(server: Server) -> dict[str, float]:
+    """SGLang's numbers by name, without prefix and labels."""
+    lines = [line for line in server.get("/metrics").decode().splitlines() if line.startswith("sglang:")]
+    return {line.split("{")[0].removeprefix("sglang:"): float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
 def auto(run: Any) -> None:
@@ -277,8 +299,8 @@ def grammar(run: Any) -> None:
 
 
 PIECES: dict[str, tuple[Callable[[Any], None], float]] = {
-    "speeds": (speeds, 400), "texts": (texts, 230), "prefix": (prefix, 30), "tau": (tau, 210), "info": (info, 10),
+    "speeds": (speeds, 400), "texts": (texts, 230), "prefix": (prefix, 30), "tau": (tau, 210), "info": (info, 30),
     "retraction": (retraction, 120), "abort": (abort, 60), "draws": (draws, 300), "grammar": (grammar, 60),
-    "experts": (experts, 60), "ranks": (ranks, 10), "auto": (auto, 550), "soak": (soak, 240),
+    "experts": (experts, 60), "ranks": (ranks, 10), "auto": (auto, 560), "soak": (soak, 240),
 }  # fmt: skip
 """Each with the seconds that it may take at most."""

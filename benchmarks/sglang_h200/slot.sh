@@ -20,7 +20,7 @@ slot() {
     moe2) echo --pieces texts ranks --together 2 --start-seconds 120 --only tp2-ar tp2-16 ep2-ar ep2-16 \
         tp2-ar-triton tp2-16-triton tp2-ar-exact tp2-16-exact ;;
     speeds) echo --pieces speeds info --only ar dflash tree8 tree16 tree32 tree64 tree32-split chain ;;
-    auto) echo --pieces auto --only tree8 tree16 tree32 tree64 ;;
+    auto) echo --pieces texts info auto --only ar dflash tree8 tree16 tree32 tree64 tree32-mask fa3-page64 ;;
     *) return 2 ;;
     esac
 }

@@ -96,6 +96,8 @@ WAYS: dict[str, Way] = {
     "tree32": Way(tree(32), timed=True),
     "tree64": Way(tree(64), timed=True),
     "tree32-split": Way(tree(32), environment=config(fold_tail=False), timed=True),
+    "tree32-mask": Way(tree(32), environment=config(own_tables=False), timed=True),
+    "triton32": Way(tree(32, "triton"), "ar-triton", timed=True),
     "ar-triton": Way("--attention-backend triton", "", texts="alone"),
     "triton16": Way(tree(16, "triton"), "ar-triton"),
     "triton16-page64": Way(tree(16, "triton") + " --page-size 64", "ar-triton"),

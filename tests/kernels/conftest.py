@@ -4,6 +4,7 @@ import functools
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -23,13 +24,19 @@ KERNELS = (
 
 
 @pytest.fixture(scope="session")
-def cpu_modules(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def emulator() -> ModuleType:
+    """`cuda_on_cpu`."""
     spec = importlib.util.spec_from_file_location("cuda_on_cpu", Path(__file__).with_name("cuda_on_cpu.py"))
     assert spec is not None and spec.loader is not None
     emulator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(emulator)
     if emulator.compiler() is None:
         pytest.skip("no GPU, and no g++ to compile CUDA kernels for the CPU")
+    return emulator
+
+
+@pytest.fixture(scope="session")
+def cpu_modules(emulator: ModuleType, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
     folder = tmp_path_factory.mktemp("cuda_on_cpu")
     return functools.cache(lambda source, device, **defines: emulator.CpuModule(folder, source, defines))
 
@@ -42,3 +49,12 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
         for name in KERNELS:
             monkeypatch.setattr(f"ddtree.kernels.{name}.cuda_module", modules)
     yield
+
+
+@pytest.fixture
+def wide_products(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Products of large weights in CUDA C++ run on the GPU, or compiled for the CPU."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("ddtree.kernels.wide_products_cuda.cuda_module", request.getfixturevalue("cpu_modules"))
+        driver = request.getfixturevalue("emulator").CpuDriver
+        monkeypatch.setattr("ddtree.kernels.cuda_module._driver", driver)

@@ -5,8 +5,11 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <map>
 #include <vector>
 
 #define __global__
@@ -28,9 +31,17 @@ static Index3 gridDim, blockDim;
 static std::function<void()> body;
 
 struct Meeting { int arrived = 0; unsigned generation = 0; };
+struct Aligned {  // as dynamic shared memory is
+    typedef char value_type;
+    template <class> struct rebind { typedef Aligned other; };
+    char* allocate(size_t size) { return (char*)aligned_alloc(1024, (size + 1023) / 1024 * 1024); }
+    void deallocate(char* place, size_t) { free(place); }
+    bool operator==(const Aligned&) const { return true; }
+    bool operator!=(const Aligned&) const { return false; }
+};
 struct Block {
     Index3 index;
-    std::vector<char> shared;
+    std::vector<char, Aligned> shared;
     Meeting meeting, warp_meeting[32], named_meeting[16];
     uint64_t lanes[32][32];
 };

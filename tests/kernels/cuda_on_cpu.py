@@ -3,19 +3,48 @@
 import ctypes
 import re
 import shutil
+import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from ddtree.kernels import cuda_module as real
 
-_HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+_HEADER, _COPY_ENGINE = (Path(__file__).with_name(name) for name in ("cuda_on_cpu.h", "copy_engine_on_cpu.h"))
 
 
 def compiler() -> str | None:
     """Path of g++, or None."""
     return shutil.which("g++")
+
+
+class CpuDriver:
+    """Stands in for the CUDA driver where tensor maps are made: as `TensorMap` in copy_engine_on_cpu.h."""
+
+    def cuTensorMapEncodeTiled(
+        self,
+        place: ctypes.c_void_p,
+        kind: int,
+        rank: int,
+        start: ctypes.c_void_p,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        steps: Sequence[int],
+        interleave: int,
+        swizzle: int,
+        promotion: int,
+        fill: int,
+    ) -> int:
+        bf16, inner_steps = 9, list(steps)
+        assert (kind, rank, inner_steps, interleave, fill) == (bf16, 2, [1, 1], 0, 0)
+        assert place.value is not None and place.value % 64 == 0
+        layout = struct.pack("QQQQIIII", start.value, *sizes, strides[0], *box, swizzle, 0)
+        ctypes.memset(place.value, 0, 128)
+        ctypes.memmove(place.value, layout, len(layout))
+        return 0
 
 
 class CpuModule:
@@ -42,7 +71,9 @@ class CpuModule:
         macros = "".join(f"#define {key} {value}\n" for key, value in defines.items())
         stem = "_".join([source_name.removesuffix(".cu"), *(f"{k}{v}" for k, v in sorted(defines.items()))])
         path, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
-        path.write_text(f'#include "{_HEADER}"\n{macros}{source}\n' + "\n".join(entries))
+        needed = [_HEADER, _COPY_ENGINE] if "TensorMap" in source else [_HEADER]
+        headers = "".join(f'#include "{header}"\n' for header in needed)
+        path.write_text(f"{headers}{macros}{source}\n" + "\n".join(entries))
         # -Bsymbolic: a kernel may be called as a function of the C library is ("advance").
         flags = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-shared", "-fPIC", "-Wl,-Bsymbolic"]
         command = ["g++", *flags, str(path), "-o", str(library)]

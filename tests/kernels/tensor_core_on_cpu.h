@@ -52,8 +52,26 @@ static void publish_copies() {}
 static float power_of_2(float x) { return exp2f(x); }
 static void meet_group(int group, int threads) { meet(own_block.named_meeting[group + 1], threads); }
 static void cluster_arrive() {}  // always followed by a wait
+static void cluster_arrive_shared() {}
+static void cluster_arrive_bare() {}
 static void cluster_wait() { meet(cluster_meeting, (int)fibers.size()); }
-static void push(float2* place, int rank, float x, float y) {
+template <class T> static T pull(const T* place, int rank) {
     size_t offset = (char*)place - own_block.shared.data();
-    *(float2*)(blocks[rank].shared.data() + offset) = {x, y};
+    return *(const T*)(blocks[rank].shared.data() + offset);
+}
+
+// Products under way, by thread: done when they are awaited, and so not before.
+struct Products { std::vector<std::function<void()>> open; std::deque<std::vector<std::function<void()>>> closed; };
+static std::map<int, Products> products;
+static void multiply_later(std::function<void()> work) { products[current].open.push_back(work); }
+static void close_products() {
+    products[current].closed.push_back(products[current].open);
+    products[current].open.clear();
+}
+template <int PENDING> static void await_products() {
+    while ((int)products[current].closed.size() > PENDING) {
+        auto works = products[current].closed.front();
+        products[current].closed.pop_front();
+        for (auto& work : works) work();
+    }
 }

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 TREE = ["--speculative-algorithm", "DDTREE"]
 FA3 = ["--attention-backend", "fa3"]
 
-SWITCHES = {"fold_tail": True, "check_ranks": False, "count_experts": False}
+SWITCHES = {"fold_tail": True, "own_tables": True, "check_ranks": False, "count_experts": False}
 
 SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "budget 16": (

@@ -18,7 +18,7 @@ from ddtree.disk import write_whole
 from ddtree.errors import UserError
 from ddtree.user_cache import cache_folder
 
-Argument = torch.Tensor | int | float | None
+Argument = torch.Tensor | ctypes.Structure | int | float | None
 _SOURCES = Path(__file__).parent / "cuda"
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER_WIDTH = 11  # CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
@@ -154,6 +154,8 @@ class CudaModule:
     ) -> None:
         """Launch on torch's current stream. Tensors and None pass as pointers, int as int32, float as float32.
 
+        Structures pass as they are.
+
         Args:
             early: the kernel may start while the one before it still runs (programmatic dependent launch); it must
                 execute ``griddepcontrol.wait`` before it reads what earlier kernels wrote and before it writes.
@@ -185,7 +187,9 @@ class CudaModule:
         _check(code, f"launching {kernel}")
 
 
-def _c_value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float:
+def _c_value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float | ctypes.Structure:
+    if isinstance(argument, ctypes.Structure):
+        return argument
     if argument is None:
         return ctypes.c_void_p(0)
     if isinstance(argument, torch.Tensor):

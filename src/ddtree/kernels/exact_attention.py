@@ -69,5 +69,5 @@ class TreeAttention:
                 own = query[sequence, row].view(1, kv_heads, heads // kv_heads, head_dim).clone()
                 seen_keys, seen_values = (cache[slots].transpose(0, 1)[None] for cache in (keys, values))
                 attended = torch.nn.functional.scaled_dot_product_attention(own, seen_keys, seen_values)
-                out[sequence, row] = attended.view(heads, head_dim)
+                out[sequence, row] = attended.reshape(heads, head_dim)  # a GPU's result may lie otherwise
         return out.view(batch, rows, heads * head_dim)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ddtree.kernels.cuda_module import cuda_module
+from ddtree.kernels.tensor_map import TensorMap, tensor_map
 
 SOURCE = "tree_attention.cu"
 _LOG2_E = 1.4426950408889634
@@ -30,8 +31,8 @@ class Tiling:
         rows_16: 16-row tiles a warp holds.
         keys: keys a step.
         stages: steps in flight, plus one.
-        wide: multiply by warpgroups (Hopper's wgmma); wants a head size of 128, ``warps_m`` a multiple of 4,
-            ``rows_16`` 1 and ``keys`` 64.
+        wide: multiply by warpgroups (Hopper's wgmma) what its copy engine brings; wants ``warps_m`` a multiple of 4,
+            ``rows_16`` 1, ``keys`` 64 and at most 8 ``stages``. More than 8 warps have too few registers each.
     """
 
     cluster: int
@@ -53,26 +54,22 @@ class Tiling:
         return 32 * self.warps_m * self.warps_k
 
     def shared_bytes(self, packed_rows: int, head_dim: int) -> int:
-        """Dynamic shared memory of a block: the steps in flight, and the parts that other groups push."""
-        groups, rows = self.cluster * self.warps_k, min(packed_rows, self.tile_rows)
-        parts = groups * (rows * (head_dim // self.cluster) + 8) * 4 + groups * (rows + 1) * 8
-        return self.warps_k * self.stages * 4 * self.keys * head_dim + (parts if groups > 1 else 0)
-
-    def parts(self, packed_rows: int, head_dim: int) -> int:
-        """Threads that put one pair of output columns together."""
-        pairs = min(packed_rows, self.tile_rows) * head_dim // self.cluster // 2
-        parts = 1
-        while parts * 2 <= min(self.threads // pairs, self.cluster * self.warps_k, 32):
-            parts *= 2
-        return parts
+        """Dynamic shared memory of a block: the steps in flight, in whose place its groups' parts come afterwards."""
+        rows = min(packed_rows, self.tile_rows)
+        stages = self.warps_k * self.stages * 4 * self.keys * head_dim
+        if self.cluster * self.warps_k == 1:
+            parts = weights = 0
+        else:
+            parts, weights = self.warps_k * rows * (head_dim + 16) * 4, (self.warps_k + 1) * rows * 8
+        barriers = self.warps_k * self.stages * 4 * 8 if self.wide else 0
+        return max(stages, parts) + weights + barriers
 
     def macros(self, packed_rows: int, head_dim: int, groups: int, early: bool) -> dict[str, int]:
         """What is fixed when the kernel is compiled; ``groups`` are the query heads that share a key head."""
         return {
             "HEAD_DIM": head_dim, "GROUPS": groups, "CLUSTER": self.cluster, "WARPS_K": self.warps_k,
             "WARPS_M": self.warps_m, "ROWS_16": self.rows_16, "KEYS": self.keys, "STAGES": self.stages,
-            "PARTS": self.parts(packed_rows, head_dim), "PART_ROWS": min(self.tile_rows, packed_rows),
-            "WIDE": int(self.wide), "EARLY": int(early),
+            "PART_ROWS": min(self.tile_rows, packed_rows), "WIDE": int(self.wide), "EARLY": int(early),
         }  # fmt: skip
 
 
@@ -114,11 +111,11 @@ def choose_tiling(packed_rows: int, places: int, head_dim: int, keys_bound: int,
         while groups * 2 <= min(widest, 160 // units):
             groups *= 2
         warps_k = 2 if groups in (2, 4) else 1
-        tiling = Tiling(groups // warps_k, warps_k, 4, 1, 64, 2, wide=True)
+        tiling = Tiling(groups // warps_k, warps_k, 4, 1, 64, 3, wide=True)
         if packed_rows > 384 and units * 2 <= 132 and widest >= 2:
-            tiling = Tiling(2, 2, 4, 1, 64, 2, wide=True)
-        elif packed_rows > 384 and -(-packed_rows // 192) * places * 4 <= 132 and widest >= 4:
-            tiling = Tiling(4, 1, 12, 1, 64, 2, wide=True)
+            tiling = Tiling(2, 2, 4, 1, 64, 3, wide=True)
+        elif packed_rows > 384 and -(-packed_rows // 128) * places * 2 <= 132 and widest >= 2:
+            tiling = Tiling(2, 1, 8, 1, 64, 3, wide=True)
         return _shrunk(tiling, packed_rows, head_dim, limits)
     elif head_dim == 128:
         tiling = Tiling(1, 2, tiles_16, 1, 32, 2) if tiles_16 <= 5 else Tiling(1, 1, 6, 1, 64, 2)
@@ -224,11 +221,15 @@ class TreeAttention:
         module = cuda_module(SOURCE, query.device, **macros)
         query = query.contiguous()
         out = torch.empty_like(query)
+        caches: tuple[torch.Tensor | TensorMap, ...] = (keys, values)
+        if tiling.wide:
+            box_keys = min(page, tiling.keys)
+            caches = tuple(tensor_map(cache.view(-1, kv_heads * head_dim), box_keys) for cache in (keys, values))
         blocks = -(-rows * groups // tiling.tile_rows) * tiling.cluster
         shared_bytes = tiling.shared_bytes(rows * groups, head_dim)
         module.launch(
             "tree_attention", (blocks, kv_heads, batch), tiling.threads, shared_bytes,
-            query, keys, values, out, self._block_table, self._committed, self._depths, self._seen,
+            query, *caches, out, self._block_table, self._committed, self._depths, self._seen,
             rows, kv_heads, self._block_table.shape[1], page.bit_length() - 1, head_dim**-0.5 * _LOG2_E,
             self._context_window, _NO_WINDOW if sliding_window is None else sliding_window,
             early=self.early,

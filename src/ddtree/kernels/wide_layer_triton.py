@@ -2,9 +2,25 @@
 
 import torch
 
+from ddtree.kernels import wide_products_cuda, wide_products_triton
 from ddtree.kernels import wide_sums_triton as sums
-from ddtree.kernels.wide_products_triton import multiply
 from ddtree.kernels.wide_tiling import WideTile
+
+
+def _multiply(
+    tile: WideTile,
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gated: bool = False,
+) -> torch.Tensor:
+    """Of normed rows; see `ddtree.kernels.wide_products_triton.multiply`."""
+    if tile.by == "rows":
+        return wide_products_triton.multiply(tile, x, weight, bias, norm, eps, gated=gated)
+    multiply = wide_products_cuda.multiply if tile.by == "wgmma" else wide_products_triton.multiply
+    return multiply(tile, sums.rms_norm(x, norm, eps, tile.early), weight, bias, gated=gated)
 
 
 def attend_input(
@@ -24,11 +40,7 @@ def attend_input(
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.attend_input`."""
     batch, rows, hidden = stream.shape
-    x = stream.view(-1, hidden)
-    if tile.by_rows:
-        product = multiply(tile, x, weight, bias, norm, eps)
-    else:
-        product = multiply(tile, sums.rms_norm(x, norm, eps, tile.early), weight, bias)
+    product = _multiply(tile, stream.view(-1, hidden), norm, eps, weight, bias)
     if product.dim() == 2:
         product, bias = product[None], None  # there is nothing to be added any more
     query = sums.rotate_sums(product, bias, head_dim, q_norm, k_norm, eps, cos, sin, cache, slots, tile.early)
@@ -45,13 +57,9 @@ def feed_forward_input(
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.feed_forward_input`."""
     batch, rows, hidden = stream.shape
-    x = stream.view(-1, hidden)
-    if tile.by_rows:
-        gated = multiply(tile, x, weight, bias, norm, eps, gated=True)
-    else:
-        gated = multiply(tile, sums.rms_norm(x, norm, eps, tile.early), weight, bias, gated=True)
-        if tile.splits > 1:
-            gated = sums.gate_sums(gated, bias, stream, tile.early)
+    gated = _multiply(tile, stream.view(-1, hidden), norm, eps, weight, bias, gated=True)
+    if tile.leaves_sums:
+        gated = sums.gate_sums(gated, bias, stream, tile.early)
     return gated.view(batch, rows, -1)
 
 
@@ -69,6 +77,7 @@ def add_linear(
     tap = None if tap is None else tap.as_strided((batch * rows, hidden), (tap.stride(1), 1))
     flat = stream.view(-1, hidden)
     x = x.reshape(-1, x.shape[-1]).contiguous()
+    multiply = wide_products_cuda.multiply if tile.by == "wgmma" else wide_products_triton.multiply
     product = multiply(tile, x, weight, bias, stream=flat, tap=tap)
-    if tile.splits > 1:
+    if tile.leaves_sums:
         sums.add_sums(product, bias, flat, tap, tile.early)

@@ -172,7 +172,7 @@ def multiply(
     """``x`` times the transposed ``weight``: the finished result, or the sums of each stretch where there are several.
 
     Args:
-        tile: one that fits; see `WideTile.fits`.
+        tile: one by Triton or by rows that fits; see `WideTile.fits`.
         x: contiguous ``[rows, size]``.
         weight, bias: contiguous ``[columns, size]`` and its first axis.
         norm, eps: ``[size]``; of tiles by rows alone, which norm ``x`` themselves.
@@ -198,7 +198,7 @@ def multiply(
     fixed = {"COLUMNS": columns, "SIZE": size, "BLOCK_N": own, "BLOCK_K": tile.depth, "GATED": gated, "ADDS": adds}
     fixed |= {"HAS_BIAS": biased, "HAS_TAP": tapped, "EARLY": tile.early, "CALLS_LATE": tile.calls_late}
     options = {"num_warps": tile.warps, "num_stages": tile.stages} | ({"launch_pdl": True} if tile.early else {})
-    if tile.by_rows:
+    if tile.by == "rows":
         _row_kernel[(programs,)](
             x, norm, eps, weight, bias, stream, out, tap, NORMED=norm is not None, **fixed, **options
         )

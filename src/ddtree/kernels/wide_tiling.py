@@ -1,9 +1,12 @@
 """How the products of a large model's layer are cut into programs."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-MAX_ROWS = 128
-"""Rows that one tile can have."""
+from ddtree.kernels.product_tiling import Chip
+
+By = Literal["triton", "rows", "wgmma"]
+_MAX_ROWS = {"triton": 128, "rows": 1, "wgmma": 136}  # of one tile
 _ROWS = ((1, 1), (2, 16), (17, 32), (57, 64))
 """Stretches of row counts that tiles were chosen for. Tiles have 16, 32 or 64 rows: with fewer rows they do work for
 rows that are not there, where cuBLAS has tiles of other sizes. The tile of 128 rows did not win by 2 %, and with 72
@@ -19,10 +22,14 @@ class WideTile:
         depth: numbers of the inner axis that it takes at a time.
         splits: stretches of the inner axis that run side by side.
         stages: steps that are on their way from memory at a time.
-        warps: of a program.
-        by_rows: one row at a time on ordinary arithmetic units instead of all rows on tensor cores.
+        warps: of a program; by ``wgmma`` there are four for each 64 columns, and one that copies.
+        by: all rows on tensor cores by Triton (tiles of 16, 32, 64 or 128 rows) or by CUDA C++ (``wgmma``, rows in
+            eights); ``rows``: one row on ordinary arithmetic units.
         early: kernels start while the one before still runs.
         calls_late: the kernel behind may start when the products are made, instead of at once.
+        sharers: programs side by side that share what they read of the rows; by ``wgmma`` alone.
+        joined: programs add up their stretches among themselves instead of leaving it to a kernel behind; by ``wgmma``
+            alone.
     """
 
     columns: int
@@ -30,19 +37,43 @@ class WideTile:
     splits: int = 1
     stages: int = 4
     warps: int = 4
-    by_rows: bool = False
+    by: By = "triton"
     early: bool = True
     calls_late: bool = False
+    sharers: int = 1
+    joined: bool = False
+
+    @property
+    def leaves_sums(self) -> bool:
+        """Whether the product ends as float32 sums of each stretch."""
+        return self.splits > 1 and not self.joined
 
     def fits(self, rows: int, columns: int, size: int, gated: bool) -> bool:
         """Whether the product can be cut so; ``columns`` are all weight rows, ``size`` is the inner axis."""
         own = self.columns // 2 if gated else self.columns
         steps = size // self.depth
         even = columns % self.columns == 0 and size % self.depth == 0 and own >= 8
-        if self.by_rows:
-            return even and rows == 1 and self.splits == 1
+        even = even and rows <= _MAX_ROWS[self.by]
+        if self.by == "rows":
+            return even and self.splits == 1
+        if self.by == "wgmma":
+            even = even and self.columns % 64 == 0 and self.columns <= 256 and self.depth % 64 == 0
+            even = even and columns // self.columns % self.sharers == 0
+            even = even and (not self.joined or (self.sharers == 1 and self.splits <= 8))
+            even = even and self.shared_bytes(rows) <= Chip().shared_bytes
         # The last stretch may be shorter, but not empty.
-        return even and rows <= MAX_ROWS and (self.splits - 1) * -(-steps // self.splits) < steps
+        return even and (self.splits - 1) * -(-steps // self.splits) < steps
+
+    def shared_bytes(self, rows: int) -> int:
+        """Shared memory that a program by ``wgmma`` takes: stages (or finished sums), barriers, what aligns them."""
+        held = rows_in_eights(rows)
+        stages, sums = 2 * self.depth * (self.columns + held) * self.stages, 4 * held * (self.columns + 4)
+        return max(stages, sums) + 16 * self.stages + 1024
+
+
+def rows_in_eights(rows: int) -> int:
+    """Rows of the tile by ``wgmma`` that holds ``rows``."""
+    return -(-rows // 8) * 8
 
 
 def _deep(splits: int, stages: int = 8, depth: int = 128, calls_late: bool = False) -> WideTile:
@@ -51,7 +82,7 @@ def _deep(splits: int, stages: int = 8, depth: int = 128, calls_late: bool = Fal
 
 
 def _by_rows(columns: int, depth: int, warps: int = 4) -> WideTile:
-    return WideTile(columns, depth, warps=warps, by_rows=True)
+    return WideTile(columns, depth, warps=warps, by="rows")
 
 
 _MEASURED: dict[tuple[str, int, int], tuple[WideTile | None, ...]] = {

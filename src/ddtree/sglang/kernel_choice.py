@@ -21,6 +21,7 @@ class WorkerKernels:
     walk_tree: Callable[..., Any]
     start_round: Callable[..., Any]
     write_verify_mask: Callable[..., None]
+    write_tree_tables: Callable[..., None]
     commit_paths: Callable[..., Any]
 
 
@@ -29,16 +30,18 @@ def choose_kernels(device: torch.device) -> WorkerKernels:
     if why_not_fast(device) is None:
         from ddtree.sglang.commit_triton import commit_paths
         from ddtree.sglang.round_start_triton import start_round
+        from ddtree.sglang.tree_tables_triton import write_tree_tables
         from ddtree.sglang.verify_mask_triton import write_verify_mask
 
         base = FAST
     else:
         from ddtree.sglang.commit import commit_paths
         from ddtree.sglang.round_start import start_round
+        from ddtree.sglang.tree_tables import write_tree_tables
         from ddtree.sglang.verify_mask import write_verify_mask
 
         base = TWINS
     return WorkerKernels(
         base.name, base.top_log_probs, base.build_tree, base.choose, base.walk_tree,
-        start_round, write_verify_mask, commit_paths,
+        start_round, write_verify_mask, write_tree_tables, commit_paths,
     )  # fmt: skip

@@ -17,7 +17,7 @@ RESOLVED_VARIABLE = "DDTREE_SGLANG_RESOLVED"
 AUTO = "auto"
 DEFAULT_BUDGET = 32
 DEFAULT_TOPK_CAP = 64
-SWITCHES = ("fold_tail", "probe", "check_ranks", "count_experts")
+SWITCHES = ("fold_tail", "own_tables", "probe", "check_ranks", "count_experts")
 MAX_BUDGET, MAX_TOPK_CAP = 1024, 128
 MAX_CONCURRENCY = 4096
 DEFAULT_BLOCK_SIZE = 16
@@ -36,6 +36,7 @@ class Asked:
         topk_cap: candidates of one position.
         concurrency: requests at once that ``auto`` picks for; 1 where nothing was said.
         fold_tail: False keeps what follows a verify pass out of SGLang's verify graph; slower, easier to debug.
+        own_tables: False lets FlashAttention's backend work out what a tree's rows see from the mask; slower.
         probe: False starts a width that was never seen to work here without trying it in a child process first.
         check_ranks: compare the trees of all tensor-parallel ranks every round, and die where they differ; slow.
         count_experts: log how many distinct experts a layer the first rows of a tree pick; for mixtures of experts.
@@ -45,6 +46,7 @@ class Asked:
     topk_cap: int | None = None
     concurrency: int | None = None
     fold_tail: bool = True
+    own_tables: bool = True
     probe: bool = True
     check_ranks: bool = False
     count_experts: bool = False
@@ -86,13 +88,14 @@ class TreeSettings:
         topk_cap: candidates of one position, at most the budget.
         block_size: tokens that the drafter sees at once, the root included.
         fold_tail: whether what follows a verify pass is recorded in its graph.
-        check_ranks, count_experts: as in `Asked`.
+        own_tables, check_ranks, count_experts: as in `Asked`.
     """
 
     budget: int
     topk_cap: int
     block_size: int
     fold_tail: bool = True
+    own_tables: bool = True
     check_ranks: bool = False
     count_experts: bool = False
 
@@ -171,7 +174,9 @@ def resolve(asked: Asked, native_draft_tokens: int | None, block_size: int | Non
         )
     if budget == 0:
         return None
-    return TreeSettings(budget, min(cap, budget), block, asked.fold_tail, asked.check_ranks, asked.count_experts)
+    return TreeSettings(
+        budget, min(cap, budget), block, asked.fold_tail, asked.own_tables, asked.check_ranks, asked.count_experts
+    )
 
 
 def _agreed(our_flag: str, ours: int | str | None, their_flag: str, theirs: int | None) -> Any:

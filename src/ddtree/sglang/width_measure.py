@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median_low
 from typing import Any
 
 QUESTIONS = (
@@ -20,10 +21,15 @@ QUESTIONS = (
     "Write a SQL query for the three customers with the highest total of orders.",
 )
 TOKENS = 128
+LEAST_PASSES, MOST_PASSES, PASSES_S = 2, 5, 12.0
+"""Passes of one concurrency: after the least of them no further one is begun when so many seconds are over."""
 
 
 def measure_server(url: str, concurrencies: Iterable[int], timeout_s: float = 120) -> dict[int, float]:
-    """Tokens a second of all requests together, by concurrency; the better of two passes each.
+    """Tokens a second of all requests together, by concurrency.
+
+    Rounds of small models wait for the host, whose slow moments would decide between widths. So every question is asked
+    in several passes and its median time counts, not the time of a pass.
 
     Args:
         url: where the server listens, without a path.
@@ -32,24 +38,35 @@ def measure_server(url: str, concurrencies: Iterable[int], timeout_s: float = 12
         OSError: it does not answer.
     """
     _ask(url, QUESTIONS[0], timeout_s)
-    return {c: max(_pass(url, c, timeout_s), _pass(url, c, timeout_s)) for c in concurrencies}
+    return {c: _speed(url, c, timeout_s) for c in concurrencies}
 
 
-def _pass(url: str, concurrency: int, timeout_s: float) -> float:
+def _speed(url: str, concurrency: int, timeout_s: float) -> float:
+    begun = time.monotonic()
+    passes: list[list[tuple[int, float]]] = []
+    while len(passes) < LEAST_PASSES or (len(passes) < MOST_PASSES and time.monotonic() - begun < PASSES_S):
+        passes.append(_pass(url, concurrency, timeout_s))
+    by_question = list(zip(*passes, strict=True))
+    tokens = sum(median_low(tokens for tokens, _ in answers) for answers in by_question)
+    seconds = sum(median_low(seconds for _, seconds in answers) for answers in by_question)
+    return round(concurrency * tokens / seconds, 1)
+
+
+def _pass(url: str, concurrency: int, timeout_s: float) -> list[tuple[int, float]]:
+    """Tokens and seconds of every answer, ``concurrency`` of them at a time; at least two a place."""
     questions = QUESTIONS * max(1, -(-2 * concurrency // len(QUESTIONS)))
-    begun = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
-        tokens = sum(pool.map(lambda question: _ask(url, question, timeout_s), questions))
-    return round(tokens / (time.perf_counter() - begun), 1)
+        return list(pool.map(lambda question: _ask(url, question, timeout_s), questions))
 
 
-def _ask(url: str, question: str, timeout_s: float) -> int:
+def _ask(url: str, question: str, timeout_s: float) -> tuple[int, float]:
     body = {
         "model": "default", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": TOKENS,
     }  # fmt: skip
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
+    begun = time.perf_counter()
     with urllib.request.urlopen(request, timeout=timeout_s) as reply:
         told: dict[str, Any] = json.loads(reply.read())
-    return int(told["usage"]["completion_tokens"])
+    return int(told["usage"]["completion_tokens"]), time.perf_counter() - begun

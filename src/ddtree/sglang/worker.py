@@ -24,6 +24,7 @@ from ddtree.sglang.round_start import RoundStart
 from ddtree.sglang.sampling import choose_tokens
 from ddtree.sglang.settings import TreeSettings
 from ddtree.sglang.slot_mover import SlotMover
+from ddtree.sglang.tree_tables import TreeTables, why_not
 from ddtree.sglang.verify_mask import MaskBuffer
 from ddtree.sglang.verify_tail import VerifyTail
 
@@ -86,6 +87,7 @@ class DDTreeWorker(DFlashWorkerV2):
             self.settings, self.kernels, self._head.trees, SlotMover(self.model_runner.token_to_kv_pool), self._inject,
             self._max_batch(), torch.device(self.device),
         )  # fmt: skip
+        self._tables = self._make_tables()
         self._watch()
         with torch.no_grad():
             self._warm()
@@ -104,6 +106,13 @@ class DDTreeWorker(DFlashWorkerV2):
             int(self.model_runner.model_config.context_len),
             self.kernels,
         )
+
+    def _make_tables(self) -> TreeTables | None:
+        backend = self.model_runner.attn_backend
+        reason = "switched off" if not self.settings.own_tables else why_not(backend)
+        if self._is_first_rank:
+            logger.info("DDTREE worker: trees reach attention by %s", f"the mask: {reason}" if reason else "own tables")
+        return None if reason else TreeTables(backend, self.kernels.write_tree_tables)
 
     def _watch(self) -> None:
         """What is looked at beside the work, where that was asked for."""
@@ -130,6 +139,8 @@ class DDTreeWorker(DFlashWorkerV2):
         self._head(hidden, start.block_ids.view(-1), start.block_positions.view(-1))
         tree = self._head.trees(1)
         self._mask.of(tree, one, 1, None)
+        table = torch.zeros(settings.width, settings.width, dtype=torch.int32, device=device)
+        self.kernels.write_tree_tables(start.slots, tree.ancestors, table, table[0].clone())
         logits = torch.zeros(1, settings.width, int(self.model_runner.model_config.vocab_size), device=device)
         chosen = self.kernels.choose(logits, None, tree, one)
         paths = self.kernels.walk_tree(tree, chosen, settings.depths)
@@ -243,6 +254,8 @@ class DDTreeWorker(DFlashWorkerV2):
             capture_hidden_mode=CaptureHiddenMode.FULL,
         )
         batch.out_cache_loc = start.slots[:, :width].reshape(-1)
+        if self._tables is not None:
+            self._tables.expect(tree, start.slots)
         kept = batch.seq_lens_cpu, batch.seq_lens_sum
         batch.seq_lens_cpu, batch.seq_lens_sum = bound, int(bound.sum())
         forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)

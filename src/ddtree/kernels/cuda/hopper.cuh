@@ -50,15 +50,43 @@ __device__ __forceinline__ void meet_group(int group, int threads) {
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+// The same where the others only have to see what was written to shared memory, or nothing: global memory is slow.
+__device__ __forceinline__ void cluster_arrive_shared() {
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+    cluster_arrive();
+#endif
+}
+__device__ __forceinline__ void cluster_arrive_bare() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // A launch may begin while the kernel before it still runs (see CudaModule.launch);
 // what that one writes is here only afterwards.
 __device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// Writes to the same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ void push(float2* place, int rank, float x, float y) {
+// Reads from the same place in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ u32 place_in(const void* place, int rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(x), "f"(y) : "memory");
+    return there;
+}
+__device__ __forceinline__ float2 pull(const float2* place, int rank) {
+    float2 v;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v.x), "=f"(v.y)
+                 : "r"(place_in(place, rank))
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ float4 pull(const float4* place, int rank) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(place_in(place, rank))
+                 : "memory");
+    return v;
 }
 #endif
