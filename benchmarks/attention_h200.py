@@ -13,7 +13,6 @@ import multiprocessing
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ class Case:
 
 CASES = (
     *(Case("large", *shape) for shape in ((64, 2048), (128, 2048), (16, 2048), (64, 128), (64, 8192), (129, 2048))),
-    *(Case("small", rows, 300) for rows in (1, 64, 16, 32)),
+    *(Case("small", rows, tokens) for tokens in (300, 2048) for rows in (1, 64, 16, 32)),
 )
 """What matters most first."""
 
@@ -70,14 +69,12 @@ def wide_cuts(case: Case) -> Iterator[Tiling]:
         for cluster in (1, 2, 4, 8):
             blocks = tiles * case.heads[1] * cluster
             if 24 <= blocks <= 264 and cluster * warps_k * 32 < case.tokens + case.rows:
-                for stages in (2, 3, 4) if case.model == "large" else (2,):
+                for stages in (2, 3, 4):
                     yield Tiling(cluster, warps_k, warps_m, 1, 64, stages, wide=True)
 
 
 def narrow_cuts(case: Case) -> Iterator[Tiling]:
-    """By single warps: for small shapes."""
-    if case.model == "large":
-        return
+    """By single warps."""
     for warps_m in (1, 2, 4):
         if warps_m > 1 and 16 * (warps_m - 1) >= case.packed_rows:
             continue
@@ -94,7 +91,7 @@ def cuts(case: Case) -> list[Tiling]:
     today = choose_tiling(case.packed_rows, places, head_dim, case.tokens + case.rows, LIMITS)
     fitting = (
         cut
-        for cut in chain(wide_cuts(case), narrow_cuts(case))
+        for cut in (wide_cuts(case) if case.model == "large" else narrow_cuts(case))
         if cut.threads <= 384 and cut.shared_bytes(case.packed_rows, head_dim) <= LIMITS.shared_bytes
     )
     return [today, *(cut for cut in fitting if cut != today)]

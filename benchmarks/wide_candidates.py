@@ -52,7 +52,7 @@ def wgmma_tiles(rows: int, columns: int, size: int, gated: bool, most: int = 8) 
     tiles = [tile for _, _, tile in found]
     for _, blocks, tile in found[:1]:
         deep = [with_stages(replace(tile, depth=depth), blocks) for depth in (128, 256)]
-        variants = [replace(tile, joined=False) if tile.joined else replace(tile, sharers=2)]
+        variants = [replace(tile, joined=False)] if tile.joined else []
         variants += [one for one in deep if one.stages >= 3]
         tiles = tiles[: most - len(variants)] + variants
     tiles = [tile for tile in tiles if tile.fits(rows, columns, size, gated)]
@@ -81,6 +81,5 @@ def brief(tile: WideTile | None) -> str:
     by = "rows" if tile.by == "rows" else f"s{tile.stages}x{tile.splits}"
     calls = "" if tile.early and not tile.calls_late else " calls late" if tile.early else " waits"
     if tile.by == "wgmma":
-        ways = " joined" * tile.joined + f" shared by {tile.sharers}" * (tile.sharers > 1)
-        return f"wgmma {tile.columns}x{tile.depth} {by}{ways}{calls}"
+        return f"wgmma {tile.columns}x{tile.depth} {by}{' joined' * tile.joined}{calls}"
     return f"{tile.columns}x{tile.depth} w{tile.warps} {by}{calls}"

@@ -51,7 +51,6 @@ def small_cases() -> list[Case]:
     for more in (
         {"columns": 192}, {"columns": 256, "stages": 3}, {"depth": 128}, {"early": True}, {"calls_late": True},
         {"splits": 3}, {"splits": 3, "joined": True}, {"splits": 5, "joined": True, "columns": 128},
-        {"sharers": 2}, {"sharers": 2, "columns": 192, "depth": 128}, {"sharers": 2, "splits": 2},
     ):  # fmt: skip
         tile = WideTile(**{**asdict(plain), **more})
         cases += [Case(tile, rows, 768, 640, gated) for gated in (False, True) for rows in (9, 72)]
@@ -238,7 +237,7 @@ def name_of(case: Case) -> str:
     ways = [word for word in ("joined", "early", "calls_late") if getattr(tile, word)]
     return (
         f"{case.rows} rows x {case.columns} x {case.size}{' gated' if case.gated else ''}: "
-        f"block {tile.columns}x{tile.depth}, {tile.stages} stages, {tile.splits} splits, {tile.sharers} sharers"
+        f"block {tile.columns}x{tile.depth}, {tile.stages} stages, {tile.splits} splits"
         f"{''.join(f', {way}' for way in ways)}"
     )
 
@@ -274,7 +273,7 @@ def run(cases: list[Case], out: Path) -> None:
     kinds: dict[str, list[int]] = {}
     for i, text in found.items():
         tile = cases[i].tile
-        for kind in (f"{tile.columns} columns", f"depth {tile.depth}", f"{tile.sharers} sharers",
+        for kind in (f"{tile.columns} columns", f"depth {tile.depth}",
                      f"{tile.splits} splits{' joined' * tile.joined}", f"{cases[i].rows} rows",
                      "gated" if cases[i].gated else "not gated"):  # fmt: skip
             kinds.setdefault(kind, [0, 0])[bool(text)] += 1

@@ -29,8 +29,7 @@ from wide_candidates import brief, candidates
 
 from ddtree.kernels import layer_products as twins
 from ddtree.kernels import layer_products_cuda as fast
-from ddtree.kernels import wide_products_cuda, wide_tiling
-from ddtree.kernels.tensor_map import tensor_map
+from ddtree.kernels import wide_tiling
 from ddtree.kernels.wide_tiling import WideTile
 
 QWEN3_4B = Shape(2560, 9728, 32, 8, 128, 36, True)
@@ -264,11 +263,6 @@ def tune_rows(own: PassOfRows, by: str, replays: int) -> dict[str, Any]:
             attempt(product, replace(tile, calls_late=True))
     use(chosen)
     found["best_ms"] = round(graph_ms(own.fused, replays), 4)
-    if any(tile is not None and tile.by == "wgmma" for tile in chosen.values()):
-        changed: Any = wide_products_cuda
-        changed.tensor_map = partial(tensor_map, fetch_bytes=128)
-        found["fetching_128_bytes_ms"] = round(graph_ms(own.fused, replays), 4)
-        changed.tensor_map = tensor_map
     eager, graph = own.fused(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         replayed = own.fused()
@@ -297,7 +291,7 @@ def check_cases() -> list[wide_check.Case]:
 
 def measure(what: str, by: str, only_rows: list[int], out: Path, seconds: float, replays: int) -> None:
     start = time.monotonic()
-    work = [(name, rows) for name, rows in WORK[by] if not only_rows or rows in only_rows]
+    work = [(name, rows) for rows in only_rows for name in SHAPES] or WORK[by]
     ahead = Ahead(max(1, (os.cpu_count() or 2) - 2), by)
     ahead.submit(work)
     out.mkdir(parents=True, exist_ok=True)
@@ -343,7 +337,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("check", "products", "tune", "compile"))
     parser.add_argument("--by", choices=tuple(WORK), default="wgmma", help="whose tiles are tried")
-    parser.add_argument("--rows", type=int, nargs="*", default=[], help="only these of the usual ones")
+    parser.add_argument("--rows", type=int, nargs="*", default=[], help="these instead of the usual ones")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--seconds", type=float, default=105)
     parser.add_argument("--replays", type=int, default=13, help="of each graph, the first 5 not counted")

@@ -25,7 +25,6 @@ static unsigned shared_address(const void* place) {
     return (unsigned)((const unsigned char*)place - shared_start(fibers[current].block));
 }
 static unsigned swizzle_128(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
-static void* in_block(const void* place, int rank) { return shared_start(rank) + shared_address(place); }
 
 static void end_phase_if_done(Barrier& barrier) {
     if (barrier.missing == 0 && barrier.bytes_and_phase >> 1 == 0) {
@@ -50,8 +49,7 @@ static void expect_bytes(Wide* barrier, int bytes) {
     arrive_once(*(Barrier*)barrier);
 }
 static void arrive(Wide* barrier) { arrive_once(*(Barrier*)barrier); }
-static void arrive_at(Wide* barrier, int rank) { arrive_once(*(Barrier*)in_block(barrier, rank)); }
-template <bool ACROSS> static void await_phase(Wide* barrier, int parity) {
+static void await_phase(Wide* barrier, int parity) {
     for (int spins = 0; (((Barrier*)barrier)->bytes_and_phase & 1) == parity; spins++) {
         if (!copies_under_way.empty()) {
             auto copy = copies_under_way.front();
@@ -85,18 +83,11 @@ static void copy_box_now(int block, unsigned at, TensorMap map, int k, int row, 
     barrier->bytes_and_phase -= 2 * (int)(map.box_rows * map.box_numbers * 2);
     end_phase_if_done(*barrier);
 }
-static void copy_box_to(int targets, unsigned char* to, const TensorMap& map, int k, int row, Wide* barrier, Wide) {
-    for (int block = 0; block < (int)blocks.size(); block++)
-        if (targets >> block & 1) {
-            Barrier* its = (Barrier*)in_block(barrier, block);
-            unsigned at = shared_address(to);
-            copies_under_way.push_back([=] { copy_box_now(block, at, map, k, row, its); });
-        }
+static void copy_box(unsigned char* to, const TensorMap& map, int k, int row, Wide* barrier, Wide) {
+    int block = fibers[current].block;
+    unsigned at = shared_address(to);
+    copies_under_way.push_back([=] { copy_box_now(block, at, map, k, row, (Barrier*)barrier); });
 }
-static void copy_box(unsigned char* to, const TensorMap& map, int k, int row, Wide* barrier, Wide policy) {
-    copy_box_to(1 << fibers[current].block, to, map, k, row, barrier, policy);
-}
-static float4 fetch(const float* place, int rank) { return *(const float4*)in_block(place, rank); }
 static uint4 load_late(const void* from) { return *(const uint4*)from; }
 
 // The number at (row, k) of the operand that a descriptor names: 8 rows are 1024 bytes in the 128-byte swizzle, which

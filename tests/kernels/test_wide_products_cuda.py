@@ -24,10 +24,8 @@ TILES = {
     "plain": PLAIN,
     "deep": replace(PLAIN, depth=128),
     "three warpgroups": replace(PLAIN, columns=192),
-    "rows shared by two": replace(PLAIN, sharers=2, depth=128),
     "one of three stages": replace(PLAIN, columns=128, stages=3, calls_late=True),
     "split": replace(PLAIN, splits=3),
-    "split, rows shared": replace(PLAIN, splits=2, sharers=2),
     "split and joined": replace(PLAIN, splits=3, joined=True),
     "joined, three warpgroups": replace(PLAIN, columns=192, splits=2, joined=True),
 }
@@ -115,7 +113,7 @@ def test_a_second_call_adds_in_the_same_order() -> None:
 
 def test_maps_are_made_once_for_a_place_and_a_shape() -> None:
     weight = whole(64, 128)
-    first = tensor_map(weight, 64)
+    first = tensor_map(weight, 64, 128)
     assert isinstance(first, TensorMap) and any(first.words)
-    assert tensor_map(weight.view(64, 128), 64) is first
-    assert tensor_map(weight, 32) is not first and tensor_map(weight.view(128, 64), 64) is not first
+    assert tensor_map(weight.view(64, 128), 64, 128) is first
+    assert tensor_map(weight, 32, 128) is not first and tensor_map(weight.view(128, 64), 64, 128) is not first

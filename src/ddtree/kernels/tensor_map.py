@@ -12,7 +12,7 @@ BOX_NUMBERS = 64
 _BYTES, _ALIGNMENT = 128, 64
 _BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 _SWIZZLE_128B = 3  # CU_TENSOR_MAP_SWIZZLE_128B
-_FETCH = {64: 1, 128: 2, 256: 3}  # CU_TENSOR_MAP_L2_PROMOTION_L2_64B ...
+_FETCH = {128: 2, 256: 3}  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B, _256B
 
 
 class TensorMap(ctypes.Structure):
@@ -44,13 +44,13 @@ def _encoded(pointer: int, rows: int, size: int, box_rows: int, fetch_bytes: int
     return encoded
 
 
-def tensor_map(matrix: torch.Tensor, box_rows: int, fetch_bytes: int = 256) -> TensorMap:
+def tensor_map(matrix: torch.Tensor, box_rows: int, fetch_bytes: int) -> TensorMap:
     """The map of a contiguous bf16 ``[rows, size]`` whose boxes have ``box_rows`` rows (at most 256) of 64 numbers.
 
     Rows and numbers that are not there are copied as zeros; ``size`` is a multiple of 8.
 
     Args:
-        fetch_bytes: what the L2 cache reads from memory at a time: 64, 128 or 256.
+        fetch_bytes: what the L2 cache reads from memory at a time, 128 or 256.
 
     Raises:
         CudaError: the driver refuses it.

@@ -31,8 +31,9 @@ class Tiling:
         rows_16: 16-row tiles a warp holds.
         keys: keys a step.
         stages: steps in flight, plus one.
-        wide: multiply by warpgroups (Hopper's wgmma) what its copy engine brings; wants ``warps_m`` a multiple of 4,
-            ``rows_16`` 1, ``keys`` 64 and at most 8 ``stages``. More than 8 warps have too few registers each.
+        wide: multiply by warpgroups (Hopper's wgmma) what its copy engine brings; wants a head size of 128, ``warps_m``
+            a multiple of 4, ``rows_16`` 1, ``keys`` 64 and at most 8 ``stages``. More than 8 warps have too few
+            registers each.
     """
 
     cluster: int
@@ -112,14 +113,22 @@ def choose_tiling(packed_rows: int, places: int, head_dim: int, keys_bound: int,
             groups *= 2
         warps_k = 2 if groups in (2, 4) else 1
         tiling = Tiling(groups // warps_k, warps_k, 4, 1, 64, 3, wide=True)
-        if packed_rows > 384 and units * 2 <= 132 and widest >= 2:
+        units_of_128 = -(-packed_rows // 128) * places
+        if 192 < packed_rows <= 256 and units_of_128 * 4 <= 96 and widest >= 4 and keys_bound >= 1024:
+            tiling = Tiling(4, 1, 8, 1, 64, 4, wide=True)
+        elif packed_rows > 256 and units * 2 <= 132 and widest >= 2:
             tiling = Tiling(2, 2, 4, 1, 64, 3, wide=True)
-        elif packed_rows > 384 and -(-packed_rows // 128) * places * 2 <= 132 and widest >= 2:
+        elif packed_rows > 384 and units_of_128 * 2 <= 132 and widest >= 2:
             tiling = Tiling(2, 1, 8, 1, 64, 3, wide=True)
         return _shrunk(tiling, packed_rows, head_dim, limits)
     elif head_dim == 128:
         tiling = Tiling(1, 2, tiles_16, 1, 32, 2) if tiles_16 <= 5 else Tiling(1, 1, 6, 1, 64, 2)
-    elif tiles_16 <= 4 or tiles_16 * places <= 60:
+    elif tiles_16 * places <= 60:
+        if tiles_16 <= 3:
+            tiling = Tiling(1, 4, 1, 1, 16, 2)
+        else:
+            tiling, blocks = Tiling(1, 8, 1, 1, 16, 2) if tiles_16 <= 6 else Tiling(1, 4, 2, 1, 32, 2), 48
+    elif tiles_16 <= 4:
         tiling = Tiling(1, 2, 2, 1, 32, 2)
     else:
         tiling, blocks = Tiling(1, 1, 4, 1, 64, 3), 64
@@ -224,7 +233,7 @@ class TreeAttention:
         caches: tuple[torch.Tensor | TensorMap, ...] = (keys, values)
         if tiling.wide:
             box_keys = min(page, tiling.keys)
-            caches = tuple(tensor_map(cache.view(-1, kv_heads * head_dim), box_keys) for cache in (keys, values))
+            caches = tuple(tensor_map(cache.view(-1, kv_heads * head_dim), box_keys, 256) for cache in (keys, values))
         blocks = -(-rows * groups // tiling.tile_rows) * tiling.cluster
         shared_bytes = tiling.shared_bytes(rows * groups, head_dim)
         module.launch(

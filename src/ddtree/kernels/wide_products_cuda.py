@@ -7,14 +7,15 @@ from ddtree.kernels.tensor_map import tensor_map
 from ddtree.kernels.wide_tiling import WideTile, rows_in_eights
 
 SOURCE = "wide_products.cu"
+_FETCH_BYTES = 128  # 0.5 to 1.8 % of whole layers faster than 256
 
 
 def defines(tile: WideTile, rows: int, gated: bool) -> dict[str, int]:
     """What is fixed when the kernel is compiled."""
     eights = rows_in_eights(rows) // 8
     fixed = {"ROWS": 8 * eights, "EIGHTS": eights, "TILES": tile.columns // 64, "BOXES": tile.depth // 64}
-    fixed |= {"STAGES": tile.stages, "GATED": int(gated and not tile.leaves_sums), "JOINED": int(tile.joined)}
-    return fixed | {"CLUSTER": tile.splits if tile.joined else tile.sharers}
+    fixed |= {"STAGES": tile.stages, "GATED": int(gated and not tile.leaves_sums)}
+    return fixed | {"CLUSTER": tile.splits if tile.joined else 1}
 
 
 def multiply(
@@ -49,7 +50,8 @@ def multiply(
     grid = (tile.splits, programs, 1) if tile.joined else (programs, tile.splits, 1)
     cuda_module(SOURCE, x.device, **defines(tile, rows, gated)).launch(
         "wide_product", grid, 2 * tile.columns + 32, tile.shared_bytes(rows),
-        tensor_map(weight, own), tensor_map(x, rows_in_eights(rows)), bias, None if split else out,
+        tensor_map(weight, own, _FETCH_BYTES), tensor_map(x, rows_in_eights(rows), _FETCH_BYTES), bias,
+        None if split else out,
         out if split else None, tap, rows, columns, steps, -(-steps // tile.splits), int(stream is not None),
         0 if tap is None else tap.stride(0), int(tile.calls_late), early=tile.early,
     )  # fmt: skip

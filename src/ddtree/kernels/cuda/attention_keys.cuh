@@ -39,7 +39,7 @@ struct Filler {
         if (step % (32 / lanes) == 0) slots = stretch.slot(step + lane / lanes, lane % lanes * 16);
         const int slot = __shfl_sync(FULL, slots, step * lanes % 32 + lane % lanes);
         if (lane == 0) {
-            if (step >= STAGES) await_phase<false>(free + stage, step / STAGES - 1 & 1);
+            if (step >= STAGES) await_phase(free + stage, step / STAGES - 1 & 1);
             expect_bytes(full + stage, there * HEAD_DIM * 2);
         }
         __syncwarp();

@@ -10,16 +10,14 @@ __device__ __forceinline__ int place_of(int key, int piece) {
 #if WIDE && !defined(CUDA_ON_CPU)
 // The same by warpgroups: four warps' rows against operands read straight from shared memory (sm_90a only).
 #define FOUR(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
-template <int TRANSPOSED>
-__device__ __forceinline__ void wide_64(float (&c)[8][4], const u32 (&a)[4], u64 b, int add) {
+__device__ __forceinline__ void wide_keys(float (&c)[8][4], const u32 (&a)[4], u64 b, int add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; "
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0; "
         "}"
         : FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5]), FOUR(c[6]), FOUR(c[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),
-          "n"(TRANSPOSED));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 __device__ __forceinline__ void wide_values(float (&c)[16][4], const u32 (&a)[4], u64 b, int add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; "
@@ -32,9 +30,6 @@ __device__ __forceinline__ void wide_values(float (&c)[16][4], const u32 (&a)[4]
         : FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5]), FOUR(c[6]), FOUR(c[7]),
           FOUR(c[8]), FOUR(c[9]), FOUR(c[10]), FOUR(c[11]), FOUR(c[12]), FOUR(c[13]), FOUR(c[14]), FOUR(c[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void wide_values(float (&c)[8][4], const u32 (&a)[4], u64 b, int add) {
-    wide_64<1>(c, a, b, add);
 }
 // Matrix descriptor: 128-byte swizzle, 1024 bytes from 8 keys to the next 8; `across` bytes to the next 64 columns.
 __device__ __forceinline__ u64 describe(const u8* place, int across) {
@@ -62,7 +57,7 @@ __device__ __forceinline__ void start_keys(float (&s)[1][8][4], const u32 (&q)[1
     begin_wide();
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
-        wide_64<0>(s[0], q[0][k], describe(keys + k / 4 * (KEYS * 128) + k % 4 * 32, 16), k > 0);
+        wide_keys(s[0], q[0][k], describe(keys + k / 4 * (KEYS * 128) + k % 4 * 32, 16), k > 0);
 }
 __device__ __forceinline__ void start_values(float (&acc)[1][PIECES][4], const u32 (&p)[4][1][4], const u8* values) {
     hold(acc[0]);

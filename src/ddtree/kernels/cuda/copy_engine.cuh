@@ -7,7 +7,7 @@ struct __align__(64) TensorMap { u64 words[16]; };  // made by the driver: where
 __device__ __forceinline__ void make_barrier(u64* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// Lets the copy engine and the other blocks of the cluster see barriers that this thread has made.
+// Lets the copy engine see barriers that this thread has made.
 __device__ __forceinline__ void publish_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -17,45 +17,24 @@ __device__ __forceinline__ void expect_bytes(u64* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
-// Arrives at the barrier that stands in the same place in block `rank` of the cluster.
-__device__ __forceinline__ void arrive_at(u64* barrier, int rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(barrier)), "r"(rank));
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-}
 __device__ __forceinline__ void arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-// Four numbers that stand in the same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ float4 fetch(const float* place, int rank) {
-    u32 there;
-    float4 v;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there) : "memory");
-    return v;
 }
 __device__ __forceinline__ u64 nanoseconds() {
     u64 now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     return now;
 }
-// Waits for the end of the barrier's phase of this parity; in clusters for what other blocks did before it, too. With
-// PATIENCE_MS a wait that does not end ends the program.
-template <bool ACROSS> __device__ __forceinline__ void await_phase(u64* barrier, int parity) {
+// Waits for the end of the barrier's phase of this parity. With PATIENCE_MS a wait that does not end ends the program.
+__device__ __forceinline__ void await_phase(u64* barrier, int parity) {
 #ifdef PATIENCE_MS
     const u64 start = nanoseconds();
 #endif
     u32 done = 0;
     while (true) {
-        if (ACROSS)
-            asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
-                         "selp.u32 %0, 1, 0, p; }"
-                         : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-        else
-            asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
-                         "selp.u32 %0, 1, 0, p; }"
-                         : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
         if (done) return;
 #ifdef PATIENCE_MS
         if (nanoseconds() - start > PATIENCE_MS * 1000000ull) asm volatile("trap;");
@@ -82,16 +61,6 @@ __device__ __forceinline__ void copy_box(u8* to, const TensorMap& map, int k, in
                  "[%0], [%1, {%2, %3}], [%4], %5;"
                  :
                  : "r"(shared_address(to)), "l"(&map), "r"(k), "r"(row), "r"(shared_address(barrier)), "l"(policy)
-                 : "memory");
-}
-// The same into every block of the cluster that `blocks` has a bit for, in the same place, counted at their barriers.
-__device__ __forceinline__ void copy_box_to(int blocks, u8* to, const TensorMap& map, int k, int row, u64* barrier,
-                                            u64 policy) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;"
-                 :
-                 : "r"(shared_address(to)), "l"(&map), "r"(k), "r"(row), "r"(shared_address(barrier)),
-                   "h"((u16)blocks), "l"(policy)
                  : "memory");
 }
 __device__ __forceinline__ u8* align_1024(u8* place) { return place + (-shared_address(place) & 1023); }

@@ -7,8 +7,9 @@
 //
 // Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER, WARPS_K, WARPS_M, ROWS_16 (16-row tiles a warp holds), KEYS (keys
 // a step, a multiple of 16), STAGES (2 or more), PART_ROWS (of a tile, at most so many exist), WIDE (1: multiply by
-// wgmma what the copy engine brings; wants WARPS_M a multiple of 4, ROWS_16 1, KEYS 64 and at most 8 STAGES), EARLY (1:
-// what is committed, and where, is older than the kernel before, so that it may be read while that still runs).
+// wgmma what the copy engine brings; wants HEAD_DIM 128, WARPS_M a multiple of 4, ROWS_16 1, KEYS 64 and at most 8
+// STAGES), EARLY (1: what is committed, and where, is older than the kernel before, so that it may be read while that
+// still runs).
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -24,7 +25,7 @@ typedef long long i64;
 #define GROUP_THREADS (32 * WARPS_M)
 #define THREADS (GROUP_THREADS * WARPS_K)
 #define KEY_GROUPS (CLUSTER * WARPS_K)
-#if WIDE && (KEYS != 64 || ROWS_16 != 1 || WARPS_M % 4 || STAGES > 8)
+#if WIDE && (HEAD_DIM != 128 || KEYS != 64 || ROWS_16 != 1 || WARPS_M % 4 || STAGES > 8)
 #error "wgmma does not serve this tiling"
 #endif
 #define PIECES (HEAD_DIM / 8)  // 16-byte pieces of a key; also 8-column tiles of the output
@@ -179,7 +180,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     auto release = [&](u64* barrier) { if (lane == 0) arrive(barrier); };
     auto stage_of = [&](int step) { return stages + step % STAGES * (2 * STEP_BYTES); };
     auto start_scores = [&](int step) {
-        await_phase<false>(&barriers.full[0][step % STAGES], step / STAGES & 1);
+        await_phase(&barriers.full[0][step % STAGES], step / STAGES & 1);
         start_keys(s, q, stage_of(step));
         close_products();
     };
@@ -188,7 +189,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         release(&barriers.free[0][step % STAGES]);
     };
     auto start_sums = [&](int step) {
-        await_phase<false>(&barriers.full[1][step % STAGES], step / STAGES & 1);
+        await_phase(&barriers.full[1][step % STAGES], step / STAGES & 1);
         u8* v_step = stage_of(step) + STEP_BYTES;
         if (stretch.left(step) < KEYS) clear_values(v_step, stretch.left(step), warp_k);
         start_values(acc, p, v_step);

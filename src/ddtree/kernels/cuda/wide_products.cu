@@ -2,15 +2,14 @@
 //
 // Fixed at compile time: ROWS (rows of x, in eights; EIGHTS = ROWS / 8), TILES (tiles of 64 weight rows that a block
 // takes, one for each of its warpgroups), BOXES (boxes of 64 numbers of the inner axis a step), STAGES (steps on their
-// way at a time), GATED (half of a block's weight rows are gates, half their ups), CLUSTER (blocks of a cluster) and
-// JOINED. The blocks of a cluster have the same columns and all stretches of the inner axis if JOINED, else the same
-// stretch of x, which one of them copies to all.
+// way at a time), GATED (half of a block's weight rows are gates, half their ups) and CLUSTER (blocks with the same
+// columns that are joined: together they have all stretches of the inner axis; 1 where blocks have nothing in common).
 //
 // One more warp has the copy engine fill the stages; weights, which no kernel writes, already while the kernel before
 // this one still runs. Weights are the first operand of the tensor cores, which takes 64 rows, x the second, which
 // takes as many as there are. A block multiplies a stretch of the inner axis; where there are several, their sums are
-// added in ascending order: at the end of this kernel if JOINED, else by the kernel behind it, to which `sums`
-// [stretch][row][column] go.
+// added in ascending order: at the end of this kernel where they are joined, else by the kernel behind it, to which
+// `sums` [stretch][row][column] go.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -29,7 +28,7 @@ constexpr int LINE = COLUMNS + 4;  // floats from row to row of the finished sum
 constexpr int SUMS_BYTES = ROWS * LINE * 4, STAGES_BYTES = STAGES * STAGE;
 constexpr int BARRIERS_AT = SUMS_BYTES > STAGES_BYTES ? SUMS_BYTES : STAGES_BYTES;  // sums take the stages' place
 constexpr int WORKERS = TILES * 128, THREADS = WORKERS + 32;
-constexpr int SHARERS = JOINED ? 1 : CLUSTER, STRETCHES = JOINED ? CLUSTER : 1;  // of x, and to be added up here
+constexpr bool JOINED = CLUSTER > 1;
 
 __device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
 __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
@@ -63,9 +62,7 @@ __device__ __forceinline__ void fill_stages(u8* stages, u64* full, u64* empty, c
         u8* to = stages + at * STAGE + BOXES * WEIGHT_BOX;
         for (int box = 0; box < BOXES; box++, to += X_BOX) {
             const int k = ((first + step) * BOXES + box) * 64;
-            if (SHARERS == 1) copy_box(to, x, k, 0, full + at, often);
-            else if (step % SHARERS == blockIdx.x % SHARERS)
-                copy_box_to((1 << SHARERS) - 1, to, x, k, 0, full + at, often);
+            copy_box(to, x, k, 0, full + at, often);
         }
     };
     const int ahead = steps < STAGES ? steps : STAGES;
@@ -74,7 +71,7 @@ __device__ __forceinline__ void fill_stages(u8* stages, u64* full, u64* empty, c
     for (int step = 0; step < ahead; step++) copy_x(step, step);
     Stage stage = {0, 0};
     for (int step = ahead; step < steps; step++) {
-        await_phase<(SHARERS > 1)>(empty + stage.at, stage.parity);
+        await_phase(empty + stage.at, stage.parity);
         copy_weights(step, stage.at);
         copy_x(step, stage.at);
         advance(stage);
@@ -89,7 +86,7 @@ __device__ __forceinline__ void multiply_stages(float (&acc)[ROWS / 8][4], const
     for (int step = 0; step < steps; step++) {
         const u8* weights = stages + stage.at * STAGE + group * 8192;
         const u8* rows = stages + stage.at * STAGE + BOXES * WEIGHT_BOX;
-        await_phase<(SHARERS > 1)>(full + stage.at, stage.parity);
+        await_phase(full + stage.at, stage.parity);
         hold_sums(acc);
         begin_products();
 #pragma unroll
@@ -98,11 +95,7 @@ __device__ __forceinline__ void multiply_stages(float (&acc)[ROWS / 8][4], const
                         swizzled(rows + k / 4 * X_BOX + k % 4 * 32));
         end_products();
         hold_sums(acc);
-        if (threadIdx.x % 32 == 0) {
-            if (SHARERS == 1) arrive(empty + stage.at);
-            else
-                for (int rank = 0; rank < SHARERS; rank++) arrive_at(empty + stage.at, rank);
-        }
+        if (threadIdx.x % 32 == 0) arrive(empty + stage.at);
         advance(stage);
     }
 }
@@ -116,13 +109,14 @@ __device__ __forceinline__ void lay_out(float* lines, const float (&acc)[ROWS / 
         for (int i = 0; i < 4; i++) lines[(8 * j + row + i % 2) * LINE + column + i / 2 * 8] = acc[j][i];
 }
 
-// Eight columns of a row, of all stretches, with their bias.
+// Eight columns of a row, summed over the joined blocks' stretches, with their bias.
 __device__ __forceinline__ void take(float (&sum)[8], const float* from, const u16* bias) {
 #pragma unroll
-    for (int rank = 0; rank < STRETCHES; rank++)
+    for (int rank = 0; rank < CLUSTER; rank++)
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
-            const float4 part = STRETCHES == 1 ? *(const float4*)(from + i) : fetch(from + i, rank);
+            const float4* own = (const float4*)(from + i);
+            const float4 part = JOINED ? pull(own, rank) : *own;
             sum[i] = rank ? sum[i] + part.x : part.x;
             sum[i + 1] = rank ? sum[i + 1] + part.y : part.y;
             sum[i + 2] = rank ? sum[i + 2] + part.z : part.z;
@@ -140,7 +134,7 @@ __device__ __forceinline__ uint4 pack(const float (&v)[8]) {
 __device__ __forceinline__ void finish(const float* lines, const u16* bias, u16* out, u16* tap, int first_column,
                                        int rows, int columns, int adds, int tap_stride) {
     const int width = GATED ? columns / 2 : columns, turn = JOINED ? blockIdx.x : 0;
-    for (int i = threadIdx.x + turn * THREADS; i < rows * (WIDTH / 8); i += THREADS * STRETCHES) {
+    for (int i = threadIdx.x + turn * THREADS; i < rows * (WIDTH / 8); i += THREADS * CLUSTER) {
         const int row = i / (WIDTH / 8), at = i % (WIDTH / 8) * 8, column = first_column + at;
         u16* to = out + (i64)row * width + column;
         float sum[8];
@@ -194,13 +188,12 @@ wide_product(const __grid_constant__ TensorMap weight, const __grid_constant__ T
         fetch_map(x);
         for (int i = 0; i < STAGES; i++) {
             make_barrier(full + i, 1);
-            make_barrier(empty + i, TILES * 4 * SHARERS);
+            make_barrier(empty + i, TILES * 4);  // warps that multiply
         }
         publish_barriers();
     }
     if (!calls_late) let_next_start();
     __syncthreads();
-    if (SHARERS > 1) meet_cluster();  // none copies where there are no barriers yet
     if (threadIdx.x >= WORKERS) {
         if (threadIdx.x == WORKERS) fill_stages(stages, full, empty, weight, x, column, first, own, columns / 2);
         __syncwarp();
@@ -216,5 +209,5 @@ wide_product(const __grid_constant__ TensorMap weight, const __grid_constant__ T
     wait_for_inputs();  // long over; every thread is to see it
     if (sums) keep_sums(sums + (i64)blockIdx.y * rows * columns + column, (const float*)stages, rows, columns);
     else finish((const float*)stages, bias, out, tap, column, rows, columns, adds, tap_stride);
-    if (CLUSTER > 1) meet_cluster();  // none ends while others may arrive at its barriers or read its sums
+    if (JOINED) meet_cluster();  // none ends while others may read its sums
 }
