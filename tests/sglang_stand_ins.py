@@ -8,8 +8,10 @@ loader are the released ones.
 """
 
 import dataclasses
+import functools
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import os
 import pickle
@@ -209,6 +211,67 @@ def worker(flags: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def verify_pass(own_tables: bool, graphs: bool) -> list[str]:
+    """What the worker's verify pass does in turn; runner and pass are stood in."""
+    import torch
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+
+    from ddtree.kernels.tree_build import build_tree
+    from ddtree.sglang.settings import TreeSettings
+    from ddtree.sglang.tree_tables import KNOWN_PARAMETERS
+    from ddtree.sglang.verify_mask import MaskBuffer, write_verify_mask
+    from ddtree.sglang.worker import DDTreeWorker
+
+    steps: list[str] = []
+
+    class FlashAttentionBackend:
+        topk, has_swa = 2, False
+
+    def theirs(**_: Any) -> None:
+        steps.append("by the mask")
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in KNOWN_PARAMETERS]
+    theirs.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    backend = FlashAttentionBackend()
+    backend._apply_cuda_graph_metadata = theirs  # type: ignore[attr-defined]
+    globals()["build_trtllm_mha_page_table"] = lambda **_: None
+
+    class Worker(DDTreeWorker):
+        model_runner = types.SimpleNamespace(attn_backend=backend)
+        kernels = types.SimpleNamespace(write_tree_tables=lambda *_: steps.append("own tables"))
+        _is_first_rank, _resolved = True, types.SimpleNamespace(disable_cuda_graph=not graphs)
+        settings = TreeSettings(2, 2, 4, own_tables=own_tables)
+
+    def prepare(self: Any, batch: Any, target: Any) -> tuple[None, bool]:
+        size, width = len(batch.seq_lens), 3
+        zeros = functools.partial(torch.zeros, dtype=torch.int32)
+        for name, rows in (("normal", size), ("expand", size * width)):
+            made = types.SimpleNamespace(
+                cache_seqlens_int32=zeros(rows), cu_seqlens_k=zeros(rows + 1), page_table=zeros(rows, width),
+            )  # fmt: skip
+            setattr(backend, f"target_verify_metadata_topk_{name}", {size: made})
+        backend.max_context_len = backend.page_size = 1  # type: ignore[attr-defined]
+        backend.req_to_token = None  # type: ignore[attr-defined]
+        mode = types.SimpleNamespace(is_target_verify=lambda: True)
+        given = {"bs": size, "seq_lens": batch.seq_lens, "req_pool_indices": batch.seq_lens, "forward_mode": mode}
+        backend._apply_cuda_graph_metadata(**given)  # type: ignore[attr-defined]
+        return None, True
+
+    DFlashVerifyInput.prepare_for_verify = prepare
+    worker = object.__new__(Worker)
+    worker._tables, worker._mask = worker._make_tables(), MaskBuffer(write_verify_mask, torch.device("cpu"))
+    seen = types.SimpleNamespace(logits_output=types.SimpleNamespace(hidden_states=1), can_run_cuda_graph=True)
+    target = types.SimpleNamespace(forward_batch_generation=lambda **_: seen)
+    worker._target_worker = target
+    Worker.target_worker = target
+    scores, tokens = torch.zeros(1, 3, 2), torch.arange(2).expand(1, 3, 2)
+    tree = build_tree(scores, tokens, torch.zeros(1).long(), 2, torch.full((1,), 3))
+    lengths = torch.ones(1, dtype=torch.int64)
+    batch = types.SimpleNamespace(seq_lens=lengths, seq_lens_cpu=lengths, seq_lens_sum=1, spec_info=None)
+    worker._verify(batch, types.SimpleNamespace(slots=torch.arange(4)[None]), tree)
+    return steps
+
+
 def main() -> None:
     sys.path.insert(0, sys.argv[1])
     cases = json.load(sys.stdin)
@@ -220,6 +283,7 @@ def main() -> None:
     load_plugins()
     told = {"before": before, "after": [answer(flags) for flags in others], "answers": [answer(f) for f in cases]}
     told |= {"worker": worker(next(flags for flags in cases if "DDTREE" in flags))}
+    told |= {"verify_passes": [verify_pass(*asked) for asked in ((True, True), (False, True), (True, False))]}
     print("\n" + json.dumps(told))
 
 

@@ -56,6 +56,7 @@ def compare(run: Any, names: dict[int, str], piece: str) -> None:
     """In turn with every fixed width, each ``auto`` at the concurrency that it was started for."""
     fixed = [name for name in run.args.only if name in run.ready and name in (*WIDTHS, *BESIDE)]
     passes: dict[int, dict[str, list[Pass]]] = {c: {} for c in names}
+    walls: dict[int, dict[str, list[float]]] = {c: {} for c in names}
     for name in (*fixed, *names.values()):
         run.servers[name].warm_up(run.prompts)
     for _ in range(REPEATS):
@@ -64,10 +65,11 @@ def compare(run: Any, names: dict[int, str], piece: str) -> None:
             for name in (*fixed, auto):
                 if run.is_late(piece):
                     break
-                answers, _ = run.servers[name].answer_all(batch, concurrency)
+                answers, wall_s = run.servers[name].answer_all(batch, concurrency)
+                walls[concurrency].setdefault(name, []).append(round(wall_s, 3))
                 taken = [(int(answer.meta["completion_tokens"]), round(answer.seconds, 4)) for answer in answers]
                 passes[concurrency].setdefault(name, []).append(taken)
-        run.results["budgets"] = {f"c{c}": {"passes": rows} for c, rows in passes.items()}
+        run.results["budgets"] = {f"c{c}": {"passes": rows, "wall_s": walls[c]} for c, rows in passes.items()}
         run.write()
     for concurrency, auto in names.items():
         rows = passes[concurrency]
@@ -78,6 +80,7 @@ def compare(run: Any, names: dict[int, str], piece: str) -> None:
         ratio, low, high = against_best(concurrency, rows, auto)
         run.results["budgets"][f"c{concurrency}"] = {
             "tok_s": speeds, "auto_against_best": ratio, "quartiles": [low, high], "passes": rows,
+            "wall_s": walls[concurrency],
         }  # fmt: skip
         count = len(rows[auto])
         run.say(f"auto at c={concurrency}: {speeds}; {ratio} [{low}, {high}] of the best, {count} passes")
@@ -85,7 +88,10 @@ def compare(run: Any, names: dict[int, str], piece: str) -> None:
 
 
 def speed(concurrency: int, passes: list[Pass]) -> float:
-    """Tokens a second of all places, each prompt by its median time over the passes: a slow moment moves nothing."""
+    """Tokens a second while all places are taken, each prompt by its median time over the passes.
+
+    A slow moment moves nothing. That is more than tokens over the time of a pass, at whose end places are empty.
+    """
     prompts = list(zip(*passes, strict=True))
     tokens = sum(median(tokens for tokens, _ in answers) for answers in prompts)
     seconds = sum(median(seconds for _, seconds in answers) for answers in prompts)

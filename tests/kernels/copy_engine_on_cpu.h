@@ -1,7 +1,6 @@
-// What copy_engine.cuh and warpgroup_products.cuh do, in plain C++ for fibers. Copies arrive late: only while some thread
-// waits, one at a time, so that a kernel that does not wait reads what was there before.
-#include <cstdio>
-#include <cstdlib>
+// What copy_engine.cuh and warpgroup_products.cuh do, in plain C++ for fibers. Half of the copies are there at once, so
+// that a kernel that fills too soon overwrites what is still read; the others only while some thread waits, one at a
+// time in any order, so that a kernel that does not wait reads what was there before.
 
 #define __grid_constant__
 typedef unsigned long long Wide;
@@ -15,8 +14,6 @@ struct TensorMap {  // as CpuDriver in cuda_on_cpu.py lays it out, in place of t
 };
 struct Barrier { unsigned short arrivals, missing; int bytes_and_phase; };  // bytes awaited, twice, plus the phase
 static_assert(sizeof(TensorMap) == 128 && sizeof(Barrier) == 8);
-
-static std::vector<std::function<void()>> copies_under_way;
 
 static unsigned char* align_1024(unsigned char* place) { return place + (-(uintptr_t)place & 1023); }
 // Addresses are counted from the block's first aligned byte: the swizzle goes by their bits.
@@ -37,10 +34,7 @@ static void make_barrier(Wide* barrier, int arrivals) {
 }
 static void publish_barriers() {}
 static void arrive_once(Barrier& barrier) {
-    if (barrier.missing == 0) {
-        fprintf(stderr, "one arrival too many\n");
-        abort();
-    }
+    if (barrier.missing == 0) fail("one arrival too many");
     barrier.missing--;
     end_phase_if_done(barrier);
 }
@@ -49,19 +43,16 @@ static void expect_bytes(Wide* barrier, int bytes) {
     arrive_once(*(Barrier*)barrier);
 }
 static void arrive(Wide* barrier) { arrive_once(*(Barrier*)barrier); }
-static void await_phase(Wide* barrier, int parity) {
-    for (int spins = 0; (((Barrier*)barrier)->bytes_and_phase & 1) == parity; spins++) {
-        if (!copies_under_way.empty()) {
-            auto copy = copies_under_way.front();
-            copies_under_way.erase(copies_under_way.begin());
-            copy();
-            spins = 0;
-        }
-        if (spins == 1000000) {
-            fprintf(stderr, "thread %d of block %d waits for ever\n", threadIdx.x, blockIdx.x);
-            abort();
-        }
-        swapcontext(&fibers[current].context, &scheduler);
+static void await_phase(Wide* place, int parity) {
+    Barrier* barrier = (Barrier*)place;
+    auto is_over = [=] { return (barrier->bytes_and_phase & 1) != parity; };
+    while (!is_over()) {
+        wait_until([=] { return is_over() || !late_copies.empty(); });
+        if (is_over()) return;
+        std::swap(late_copies[luck() % late_copies.size()], late_copies.back());
+        auto copy = late_copies.back();
+        late_copies.pop_back();
+        copy();
     }
 }
 static void fetch_map(const TensorMap&) {}
@@ -69,10 +60,8 @@ static Wide read_once() { return 0; }
 static Wide read_often() { return 0; }
 
 static void copy_box_now(int block, unsigned at, TensorMap map, int k, int row, Barrier* barrier) {
-    if (map.swizzle != 3 || map.box_numbers != 64 || at % 1024) {
-        fprintf(stderr, "a box is not 128 bytes wide, swizzled and aligned\n");
-        abort();
-    }
+    if (map.swizzle != 3 || map.box_numbers != 64 || at % 1024)
+        fail("a box is not 128 bytes wide, swizzled and aligned");
     for (unsigned r = 0; r < map.box_rows; r++)
         for (unsigned i = 0; i < map.box_numbers; i++) {
             bool there = row + r < map.rows && k + i < map.numbers;
@@ -86,7 +75,9 @@ static void copy_box_now(int block, unsigned at, TensorMap map, int k, int row, 
 static void copy_box(unsigned char* to, const TensorMap& map, int k, int row, Wide* barrier, Wide) {
     int block = fibers[current].block;
     unsigned at = shared_address(to);
-    copies_under_way.push_back([=] { copy_box_now(block, at, map, k, row, (Barrier*)barrier); });
+    auto copy = [=] { copy_box_now(block, at, map, k, row, (Barrier*)barrier); };
+    if (toss()) copy();
+    else late_copies.push_back(copy);
 }
 static uint4 load_late(const void* from) { return *(const uint4*)from; }
 
@@ -94,7 +85,7 @@ static uint4 load_late(const void* from) { return *(const uint4*)from; }
 // is by address bits.
 static float operand(Wide descriptor, int row, int k) {
     unsigned start = (descriptor & 0x3fff) << 4, from_8_to_8 = (descriptor >> 32 & 0x3fff) << 4;
-    if (descriptor >> 62 != 1) abort();
+    if (descriptor >> 62 != 1) fail("the swizzle is not that of 128 bytes");
     unsigned at = swizzle_128(start + row / 8 * from_8_to_8 + row % 8 * 128 + k * 2);
     unsigned short bits;
     memcpy(&bits, shared_start(fibers[current].block) + at, 2);

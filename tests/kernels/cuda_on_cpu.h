@@ -1,5 +1,6 @@
 // Runs a CUDA kernel on the CPU, cluster after cluster of blocks, each thread a fiber: enough to test what a kernel
 // computes. `__shared__` variables belong to all blocks, so kernels in clusters must keep to dynamic shared memory.
+// Luck, from a seed, says which warp goes on and how far, so that a kernel that needs a barrier and has none fails.
 #define CUDA_ON_CPU
 #include <ucontext.h>
 
@@ -9,7 +10,8 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <map>
+#include <random>
+#include <string>
 #include <vector>
 
 #define __global__
@@ -23,12 +25,33 @@
 struct Index3 { int x, y, z; };
 struct int4 { int x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
-struct Fiber { ucontext_t context; std::vector<char> stack; Index3 index; int block; bool done; };
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    Index3 index;
+    int block;
+    bool done;
+    std::function<bool()> may_go_on;  // empty: it may
+};
 static std::vector<Fiber> fibers;
 static int current;
 static ucontext_t scheduler;
+static std::mt19937 luck;
+static std::string fault;  // what ended the grid before its time
 static Index3 gridDim, blockDim;
 static std::function<void()> body;
+
+static void give_way() { swapcontext(&fibers[current].context, &scheduler); }
+template <class Test> static void wait_until(Test test) {
+    if (test()) return;
+    fibers[current].may_go_on = test;
+    give_way();
+}
+static void fail(const std::string& what) {
+    fault = what;
+    give_way();  // for ever
+}
+static bool toss() { return luck() & 1; }
 
 struct Meeting { int arrived = 0; unsigned generation = 0; };
 struct Aligned {  // as dynamic shared memory is
@@ -44,6 +67,7 @@ struct Block {
     std::vector<char, Aligned> shared;
     Meeting meeting, warp_meeting[32], named_meeting[16];
     uint64_t lanes[32][32];
+    int alive, tally;  // threads that have not ended; and those that voted for something
 };
 static std::vector<Block> blocks;  // of the cluster that runs
 static Meeting cluster_meeting;
@@ -52,28 +76,24 @@ static Meeting cluster_meeting;
 #define blockIdx (own_block.index)
 #define dynamic_shared (own_block.shared)
 
+static void end_meeting(Meeting& meeting) {
+    meeting.arrived = 0;
+    meeting.generation++;
+}
 static void meet(Meeting& meeting, int expected) {
     unsigned mine = meeting.generation;
-    if (++meeting.arrived == expected) {
-        meeting.arrived = 0;
-        meeting.generation++;
-    }
-    while (meeting.generation == mine) swapcontext(&fibers[current].context, &scheduler);
+    if (++meeting.arrived == expected) end_meeting(meeting);
+    Meeting* place = &meeting;
+    wait_until([=] { return place->generation != mine; });
 }
-static int alive() {
-    int n = 0;
-    for (auto& fiber : fibers) n += !fiber.done && fiber.block == fibers[current].block;
-    return n;
-}
-static void __syncthreads() { meet(own_block.meeting, alive()); }
-static int tally;
+static void __syncthreads() { meet(own_block.meeting, own_block.alive); }
 static int __syncthreads_count(bool value) {
     __syncthreads();
-    tally = 0;
+    own_block.tally = 0;
     __syncthreads();
-    tally += value;
+    own_block.tally += value;
     __syncthreads();
-    return tally;
+    return own_block.tally;
 }
 static void __syncwarp() { meet(own_block.warp_meeting[threadIdx.x / 32], 32); }
 static void __threadfence() {}
@@ -131,44 +151,110 @@ static unsigned multiply_pairs(unsigned a, unsigned b) {
 static float half_of(unsigned both, int which) { return __uint_as_float(which ? both & 0xffff0000u : both << 16); }
 template <class T> static T load_fresh(const T* from) { return *from; }
 static void let_next_start() {}
-static void wait_for_inputs() {}
+
+// What the kernel before has yet to write while this one has been started early.
+struct LateInput { void* place; std::vector<char> contents; };
+static std::vector<LateInput> late_inputs;
+extern "C" void hold_back(void* place, size_t bytes) {
+    late_inputs.push_back({place, std::vector<char>((char*)place, (char*)place + bytes)});
+    memset(place, 0xFF, bytes);  // NaN
+}
+static void wait_for_inputs() {
+    for (auto& input : late_inputs) memcpy(input.place, input.contents.data(), input.contents.size());
+    late_inputs.clear();
+}
+
+#include "tensor_core_on_cpu.h"
 
 static void enter() {
     body();
     fibers[current].done = true;
-    swapcontext(&fibers[current].context, &scheduler);
+    Block& block = own_block;  // threads that have ended are not waited for
+    if (--block.alive > 0 && block.meeting.arrived == block.alive) end_meeting(block.meeting);
+    give_way();
 }
-static void run_grid(Index3 grid, int threads, int shared_bytes, int cluster, std::function<void()> kernel) {
+static bool go_on(int thread) {
+    Fiber& fiber = fibers[thread];
+    if (fiber.done || fiber.may_go_on && !fiber.may_go_on()) return false;
+    fiber.may_go_on = nullptr;
+    current = thread;
+    swapcontext(&scheduler, &fiber.context);
+    return true;
+}
+// Lets every thread of a warp go on until it has to wait, so often as `turns` says or until none can.
+static bool go_on_in_warp(int first, int last, int turns) {
+    bool any = false;
+    for (bool moved = true; moved && turns > 0 && fault.empty(); turns--) {
+        moved = false;
+        int size = last - first, start = luck() % size;
+        for (int i = 0; i < size && fault.empty(); i++) moved |= go_on(first + (start + i) % size);
+        any |= moved;
+    }
+    return any;
+}
+static void prepare_cluster(int first, int cluster, int threads, int shared_bytes) {
+    blocks.clear();
+    blocks.resize(cluster);
+    fibers.resize(threads * cluster);
+    cluster_meeting = {};
+    for (int i = 0; i < cluster; i++) {
+        int at = first + i;
+        blocks[i].index = {at % gridDim.x, at / gridDim.x % gridDim.y, at / (gridDim.x * gridDim.y)};
+        blocks[i].shared.assign(shared_bytes + 16, (char)0xFF);  // NaN
+        blocks[i].alive = threads;
+    }
+    for (int i = 0; i < threads * cluster; i++) {
+        Fiber& fiber = fibers[i];
+        fiber.done = false;
+        fiber.may_go_on = nullptr;
+        fiber.index = {i % threads, 0, 0};
+        fiber.block = i / threads;
+        fiber.stack.resize(64 * 1024);
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, enter, 0);
+    }
+}
+// Until every thread has ended or none can go on, which is a fault.
+static void run_cluster(int threads) {
+    int warps = (threads + 31) / 32, all = warps * (int)blocks.size();
+    auto left = [] {
+        int n = 0;
+        for (auto& block : blocks) n += block.alive;
+        return n;
+    };
+    while (left() > 0 && fault.empty()) {
+        bool any = false;
+        int start = luck() % all, turns = 1 << luck() % 12;
+        for (int i = 0; i < all && !any; i++) {
+            int at = (start + i) % all, block = at / warps, first = at % warps * 32;
+            int last = first + 32 < threads ? first + 32 : threads;
+            any = go_on_in_warp(block * threads + first, block * threads + last, turns);
+        }
+        if (!any)
+            for (auto& fiber : fibers)
+                if (!fiber.done && fault.empty())
+                    fault = "thread " + std::to_string(fiber.index.x) + " of block " +
+                            std::to_string(blocks[fiber.block].index.x) + " waits for ever";
+    }
+}
+// What went wrong, or nothing.
+static const char* run_grid(Index3 grid, int threads, int shared_bytes, int cluster, int seed,
+                            std::function<void()> kernel) {
     body = kernel;
     gridDim = grid;
     blockDim = {threads, 1, 1};
-    for (int first = 0; first < grid.x * grid.y * grid.z; first += cluster) {
-        blocks.resize(cluster);
-        fibers.resize(threads * cluster);
-        for (int i = 0; i < threads * cluster; i++) {
-            int block = first + i / threads;
-            blocks[i / threads].index = {block % grid.x, block / grid.x % grid.y, block / (grid.x * grid.y)};
-            if (i % threads == 0) blocks[i / threads].shared.assign(shared_bytes + 16, (char)0xFF);  // NaN
-            Fiber& fiber = fibers[i];
-            fiber.done = false;
-            fiber.index = {i % threads, 0, 0};
-            fiber.block = i / threads;
-            fiber.stack.resize(64 * 1024);
-            getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = fiber.stack.data();
-            fiber.context.uc_stack.ss_size = fiber.stack.size();
-            fiber.context.uc_link = nullptr;
-            makecontext(&fiber.context, enter, 0);
-        }
-        for (int left = threads * cluster; left > 0;) {
-            left = 0;
-            for (current = 0; current < threads * cluster; current++)
-                if (!fibers[current].done) {
-                    swapcontext(&scheduler, &fibers[current].context);
-                    left += !fibers[current].done;
-                }
-        }
+    luck.seed(seed);
+    fault.clear();
+    for (int first = 0; first < grid.x * grid.y * grid.z && fault.empty(); first += cluster) {
+        prepare_cluster(first, cluster, threads, shared_bytes);
+        under_way.assign(threads * cluster, {});
+        late_copies.clear();
+        run_cluster(threads);
     }
+    if (!late_inputs.empty() && fault.empty()) fault = "no thread waited for its inputs";
+    wait_for_inputs();
+    return fault.empty() ? nullptr : fault.c_str();
 }
-
-#include "tensor_core_on_cpu.h"

@@ -1,12 +1,14 @@
 """CUDA kernels compiled for the CPU by g++, so that tests of them also run where there is no GPU."""
 
 import ctypes
+import os
 import re
 import shutil
 import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -48,7 +50,16 @@ class CpuDriver:
 
 
 class CpuModule:
-    """Stands in for `ddtree.kernels.cuda_module.CudaModule`."""
+    """Stands in for `ddtree.kernels.cuda_module.CudaModule`.
+
+    Attributes:
+        seed: of what decides in which order threads go on and copies arrive.
+        late_inputs: floating-point tensors that the kernel before the next launch writes: NaN to a kernel that starts
+            early, until it has waited for its inputs.
+    """
+
+    seed = int(os.environ.get("CUDA_ON_CPU_SEED", "0"))
+    late_inputs: ClassVar[list[torch.Tensor]] = []
 
     def __init__(self, folder: Path, source_name: str, defines: dict[str, str | int]) -> None:
         source = real.source_of(source_name)
@@ -65,8 +76,9 @@ class CpuModule:
             size = cluster[1] if cluster else 1
             names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(","))
             entries.append(
-                f'extern "C" void run_{name}(int gx, int gy, int gz, int threads, int shared_bytes, {parameters}) {{'
-                f" run_grid({{gx, gy, gz}}, threads, shared_bytes, {size}, [&] {{ {name}({names}); }}); }}"
+                f'extern "C" const char* run_{name}(int gx, int gy, int gz, int threads, int shared_bytes, int seed,'
+                f" {parameters}) {{ return run_grid({{gx, gy, gz}}, threads, shared_bytes, {size}, seed,"
+                f" [&] {{ {name}({names}); }}); }}"
             )
         macros = "".join(f"#define {key} {value}\n" for key, value in defines.items())
         stem = "_".join([source_name.removesuffix(".cu"), *(f"{k}{v}" for k, v in sorted(defines.items()))])
@@ -90,5 +102,13 @@ class CpuModule:
         early: bool = False,
     ) -> None:
         assert all(not isinstance(a, torch.Tensor) or a.stride(-1) == 1 for a in arguments)
+        if early:
+            for late in self.late_inputs:
+                assert late.is_floating_point() and late.is_contiguous()
+                self._library.hold_back(ctypes.c_void_p(late.data_ptr()), ctypes.c_size_t(late.nbytes))
         values = [real._c_value(argument) for argument in arguments]
-        getattr(self._library, f"run_{kernel}")(*grid, threads, shared_bytes, *values)
+        run = getattr(self._library, f"run_{kernel}")
+        run.restype = ctypes.c_char_p
+        fault = run(*grid, threads, shared_bytes, self.seed, *values)
+        if fault is not None:
+            raise AssertionError(f"{kernel}: {fault.decode()}")

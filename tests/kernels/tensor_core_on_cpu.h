@@ -7,14 +7,46 @@ static int min(int a, int b) { return a < b ? a : b; }
 static unsigned __funnelshift_r(unsigned low, unsigned high, int by) {
     return (unsigned)(((uint64_t)high << 32 | low) >> (by & 31));
 }
+
+// What a thread has under way, in the order in which it was closed: done when it is awaited, and not before.
+typedef std::vector<std::function<void()>> Works;
+struct Queue {
+    Works open;
+    std::deque<Works> closed;
+    void close() {
+        closed.push_back(std::move(open));
+        open.clear();
+    }
+    void await(int pending) {
+        while ((int)closed.size() > pending) {
+            Works works = std::move(closed.front());
+            closed.pop_front();
+            for (auto& work : works) work();
+        }
+    }
+};
+struct UnderWay { Queue copies, products; };
+static std::vector<UnderWay> under_way;  // by thread of the cluster
+static Works late_copies;  // of the copy engine
+
+// Half of the copies are there at once: a kernel may neither read too soon nor overwrite too soon.
 static void copy_16(void* to, const void* from, bool there) {
-    if (there) memcpy(to, from, 16);
-    else memset(to, 0, 16);
+    auto copy = [=] {
+        if (there) memcpy(to, from, 16);
+        else memset(to, 0, 16);
+    };
+    if (toss()) copy();
+    else under_way[current].copies.open.push_back(copy);
 }
-static void close_copies() {}
+static void close_copies() { under_way[current].copies.close(); }
 template <int PENDING> static void await_copies() {
     static_assert(PENDING >= 0);
+    under_way[current].copies.await(PENDING);
 }
+static void multiply_later(std::function<void()> work) { under_way[current].products.open.push_back(work); }
+static void close_products() { under_way[current].products.close(); }
+template <int PENDING> static void await_products() { under_way[current].products.await(PENDING); }
+
 static unsigned short matrix_element(int matrix, int row, int column) {
     return ((const unsigned short*)own_matrices().rows[matrix * 8 + row])[column];
 }
@@ -58,20 +90,4 @@ static void cluster_wait() { meet(cluster_meeting, (int)fibers.size()); }
 template <class T> static T pull(const T* place, int rank) {
     size_t offset = (char*)place - own_block.shared.data();
     return *(const T*)(blocks[rank].shared.data() + offset);
-}
-
-// Products under way, by thread: done when they are awaited, and so not before.
-struct Products { std::vector<std::function<void()>> open; std::deque<std::vector<std::function<void()>>> closed; };
-static std::map<int, Products> products;
-static void multiply_later(std::function<void()> work) { products[current].open.push_back(work); }
-static void close_products() {
-    products[current].closed.push_back(products[current].open);
-    products[current].open.clear();
-}
-template <int PENDING> static void await_products() {
-    while ((int)products[current].closed.size() > PENDING) {
-        auto works = products[current].closed.front();
-        products[current].closed.pop_front();
-        for (auto& work : works) work();
-    }
 }

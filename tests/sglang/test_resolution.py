@@ -186,6 +186,10 @@ def test_the_worker_stands_on_the_released_class(told):
     assert not found["key_fields_missing"], "measurements of other servers would be taken for this one's"
 
 
+def test_a_verify_pass_has_tables_of_its_own_unless_switched_off_or_without_graphs(told):
+    assert told["verify_passes"] == [["own tables"], ["by the mask"], ["by the mask"]]
+
+
 def test_the_drafter_is_made_with_its_block_and_the_target_with_the_tree(told):
     """Whichever of both SGLang reads: arguments, or the configuration of the process, which is put back."""
     found, version = told["worker"], told["version"]

@@ -88,9 +88,8 @@ def test_tables_are_those_that_sglang_works_out_of_the_mask(version: str, page_s
         assert why_not(ours) is None
         columns = lengths[:batch, None] + torch.arange(width + 3)
         slots = ours.req_to_token[requests[:batch, None], columns].long()
-        tables = TreeTables(ours, write_tree_tables)
-        tables.expect(tree, slots)
-        ours._apply_cuda_graph_metadata(**given)
+        with TreeTables(ours, write_tree_tables).of(tree, slots):
+            ours._apply_cuda_graph_metadata(**given)
         want, got = theirs.forward_metadata, ours.forward_metadata
         for name in ("cache_seqlens_int32", "cu_seqlens_k", "page_table"):
             assert torch.equal(getattr(got, name), getattr(want, name)), name
@@ -103,26 +102,32 @@ def test_tables_are_those_that_sglang_works_out_of_the_mask(version: str, page_s
         assert (got.cache_seqlens_int32[real:] == 1).all(), "a padded row that sees nothing makes NaN"
 
 
-def test_what_is_not_a_tree_of_ours_goes_through() -> None:
-    """Captures, draft passes and a pass whose trees were not told; trees are used once."""
+def test_what_is_not_a_tree_of_ours_goes_through(caplog) -> None:
+    """Captures, draft passes and a pass whose trees were not told, which is said once; trees are of one pass."""
     backend, asked = backend_of("0.5.16", 5, 1), []
     backend._apply_cuda_graph_metadata = lambda **given: asked.append(given)
     tables = TreeTables(backend, write_tree_tables)
     verify, decode = (SimpleNamespace(is_target_verify=lambda v=v: v) for v in (True, False))
     tree, _ = random_trees(np.random.default_rng(1), 1, 4, 3, 3)
-    backend._apply_cuda_graph_metadata(forward_mode=verify)
-    tables.expect(tree, torch.arange(5)[None])
-    backend._apply_cuda_graph_metadata(forward_mode=decode)
-    assert len(asked) == 2
     given = {"bs": 1, "seq_lens": torch.ones(1), "req_pool_indices": torch.zeros(1, dtype=torch.int64)}
-    backend._apply_cuda_graph_metadata(forward_mode=verify, **given)
-    assert len(asked) == 2 and backend.forward_metadata_spec_decode_expand.page_table[0, 0] == 0
-    backend._apply_cuda_graph_metadata(forward_mode=verify, **given)
-    assert len(asked) == 3
+    with tables.of(tree, torch.arange(5)[None]):
+        backend._apply_cuda_graph_metadata(forward_mode=decode)
+        assert len(asked) == 1
+        backend._apply_cuda_graph_metadata(forward_mode=verify, **given)
+        assert len(asked) == 1 and backend.forward_metadata_spec_decode_expand.page_table[0, 0] == 0
+        assert not caplog.records
+        backend._apply_cuda_graph_metadata(forward_mode=verify, **given)
+    with tables.of(tree, torch.arange(5)[None]):
+        pass  # a pass without a graph
+    for _ in range(2):
+        backend._apply_cuda_graph_metadata(forward_mode=verify, **given)
+    assert len(asked) == 4
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "without its trees" in caplog.text
 
 
 def test_other_backends_and_releases_keep_their_way() -> None:
-    assert "mask" in str(why_not(SimpleNamespace()))
+    assert "SimpleNamespace is not" in str(why_not(SimpleNamespace()))
     backend = backend_of("0.5.16", 5, 1)
     assert why_not(backend) is None
     for name, value in (("topk", 1), ("has_swa", True)):

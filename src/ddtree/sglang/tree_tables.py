@@ -9,13 +9,17 @@ are at hand, so the tables are written from them.
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ddtree.kernels.tree_tensors import TreeTensors
+
+logger = logging.getLogger(__name__)
 
 KNOWN_PARAMETERS = (
     "bs", "req_pool_indices", "seq_lens", "seq_lens_sum", "encoder_lens", "forward_mode", "spec_info", "seq_lens_cpu",
@@ -54,14 +58,24 @@ class TreeTables:
         self._theirs = backend._apply_cuda_graph_metadata
         self._build_page_table = vars(sys.modules[type(backend).__module__])["build_trtllm_mha_page_table"]
         self._next: tuple[TreeTensors, torch.Tensor] | None = None
+        self._has_warned = False
         backend._apply_cuda_graph_metadata = self._apply
 
-    def expect(self, tree: TreeTensors, slots: torch.Tensor) -> None:
-        """The trees of the next verify pass, and the K/V slots of their rows."""
+    @contextmanager
+    def of(self, tree: TreeTensors, slots: torch.Tensor) -> Iterator[None]:
+        """The verify pass that is prepared within is of these trees, whose rows have these K/V slots."""
         self._next = tree, slots
+        try:
+            yield
+        finally:
+            self._next = None  # a pass without a graph asks for no tables
 
     def _apply(self, **given: Any) -> None:
-        if self._next is None or not given["forward_mode"].is_target_verify():
+        is_verify = given["forward_mode"].is_target_verify()
+        if self._next is None or not is_verify:
+            if is_verify and not self._has_warned:
+                logger.warning("DDTREE: a verify pass came without its trees, SGLang reads them from the mask: slower")
+                self._has_warned = True
             self._theirs(**given)
             return
         (tree, slots), self._next = self._next, None
@@ -87,7 +101,7 @@ class TreeTables:
 def why_not(backend: Any) -> str | None:
     """Why a backend keeps its own way; None where `TreeTables` can stand in."""
     if type(backend).__name__ != "FlashAttentionBackend":
-        return f"{type(backend).__name__} reads the mask itself"
+        return f"{type(backend).__name__} is not FlashAttention's own backend"
     theirs = tuple(inspect.signature(backend._apply_cuda_graph_metadata).parameters)
     if theirs != KNOWN_PARAMETERS:
         return "this release prepares its graphs in another way"

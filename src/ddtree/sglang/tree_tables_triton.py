@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["real_rows"])
 def _tree_tables_kernel(
     slots, ancestors, table, lengths, real_rows, rows, slots_stride, table_stride, ROWS: tl.constexpr
 ):

@@ -7,7 +7,7 @@ import time
 import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median_low
+from statistics import median
 from typing import Any
 
 QUESTIONS = (
@@ -21,12 +21,12 @@ QUESTIONS = (
     "Write a SQL query for the three customers with the highest total of orders.",
 )
 TOKENS = 128
-LEAST_PASSES, MOST_PASSES, PASSES_S = 2, 5, 12.0
-"""Passes of one concurrency: after the least of them no further one is begun when so many seconds are over."""
+PASSES = 5
+"""Of each concurrency, for every width as many: medians of other counts are not alike."""
 
 
 def measure_server(url: str, concurrencies: Iterable[int], timeout_s: float = 120) -> dict[int, float]:
-    """Tokens a second of all requests together, by concurrency.
+    """Tokens a second while so many requests run at once, by concurrency.
 
     Rounds of small models wait for the host, whose slow moments would decide between widths. So every question is asked
     in several passes and its median time counts, not the time of a pass.
@@ -42,13 +42,10 @@ def measure_server(url: str, concurrencies: Iterable[int], timeout_s: float = 12
 
 
 def _speed(url: str, concurrency: int, timeout_s: float) -> float:
-    begun = time.monotonic()
-    passes: list[list[tuple[int, float]]] = []
-    while len(passes) < LEAST_PASSES or (len(passes) < MOST_PASSES and time.monotonic() - begun < PASSES_S):
-        passes.append(_pass(url, concurrency, timeout_s))
+    passes = [_pass(url, concurrency, timeout_s) for _ in range(PASSES)]
     by_question = list(zip(*passes, strict=True))
-    tokens = sum(median_low(tokens for tokens, _ in answers) for answers in by_question)
-    seconds = sum(median_low(seconds for _, seconds in answers) for answers in by_question)
+    tokens = sum(median(tokens for tokens, _ in answers) for answers in by_question)
+    seconds = sum(median(seconds for _, seconds in answers) for answers in by_question)
     return round(concurrency * tokens / seconds, 1)
 
 

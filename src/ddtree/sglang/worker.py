@@ -1,6 +1,7 @@
 """The worker: one round of DDTree over SGLang's batch, without a word to the host on the way."""
 
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -110,6 +111,8 @@ class DDTreeWorker(DFlashWorkerV2):
     def _make_tables(self) -> TreeTables | None:
         backend = self.model_runner.attn_backend
         reason = "switched off" if not self.settings.own_tables else why_not(backend)
+        if self._resolved.disable_cuda_graph:
+            reason = "no graphs"
         if self._is_first_rank:
             logger.info("DDTREE worker: trees reach attention by %s", f"the mask: {reason}" if reason else "own tables")
         return None if reason else TreeTables(backend, self.kernels.write_tree_tables)
@@ -254,11 +257,10 @@ class DDTreeWorker(DFlashWorkerV2):
             capture_hidden_mode=CaptureHiddenMode.FULL,
         )
         batch.out_cache_loc = start.slots[:, :width].reshape(-1)
-        if self._tables is not None:
-            self._tables.expect(tree, start.slots)
         kept = batch.seq_lens_cpu, batch.seq_lens_sum
         batch.seq_lens_cpu, batch.seq_lens_sum = bound, int(bound.sum())
-        forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
+        with nullcontext() if self._tables is None else self._tables.of(tree, start.slots):
+            forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = kept
         out = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
