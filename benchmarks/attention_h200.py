@@ -52,7 +52,7 @@ class Case:
         return self.rows * self.groups
 
     def macros(self, cut: Tiling) -> dict[str, int]:
-        return cut.macros(self.packed_rows, self.heads[2], self.groups, early=False)
+        return cut.macros(self.packed_rows, self.heads[2], self.groups)
 
 
 CASES = (

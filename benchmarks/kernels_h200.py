@@ -186,14 +186,6 @@ def attention_rows() -> Iterator[Row]:
             lambda i, a=attention, q=query, c=caches: a(q, c[i % 8, 0], c[i % 8, 1], None),
             batch * (length + rows) * kv_heads * head_dim * 4 + query.nbytes * 2,
         )
-        if batch == 1 and length == bound:
-            early = FAST.tree_attention(block_table, committed, depths, ancestors, page, bound, None, torch.bfloat16)
-            early.early = True  # each launch fetches committed keys while the one before still runs
-            yield (
-                f"attention {heads}/{kv_heads}x{head_dim} rows {rows} ctx {length}, started early",
-                lambda i, a=early, q=query, c=caches: a(q, c[i % 8, 0], c[i % 8, 1], None),
-                batch * (length + rows) * kv_heads * head_dim * 4 + query.nbytes * 2,
-            )
 
 
 def move_rows() -> Iterator[Row]:

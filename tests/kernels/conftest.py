@@ -2,7 +2,7 @@
 
 import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -58,3 +58,15 @@ def wide_products(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
         monkeypatch.setattr("ddtree.kernels.wide_products_cuda.cuda_module", request.getfixturevalue("cpu_modules"))
         driver = request.getfixturevalue("emulator").CpuDriver
         monkeypatch.setattr("ddtree.kernels.cuda_module._driver", driver)
+
+
+@pytest.fixture
+def written_before(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Says which floating-point tensors the kernel before the next ones writes: `CpuModule.late_inputs`.
+
+    Nothing is done on a GPU.
+    """
+    if torch.cuda.is_available():
+        return lambda *tensors: None
+    module = request.getfixturevalue("emulator").CpuModule
+    return lambda *tensors: monkeypatch.setattr(module, "late_inputs", tensors)

@@ -42,7 +42,10 @@ static void expect_bytes(Wide* barrier, int bytes) {
     ((Barrier*)barrier)->bytes_and_phase += 2 * bytes;
     arrive_once(*(Barrier*)barrier);
 }
-static void arrive(Wide* barrier) { arrive_once(*(Barrier*)barrier); }
+static void arrive(Wide* barrier) {
+    arrive_once(*(Barrier*)barrier);
+    give_way();  // whoever waited may be faster
+}
 static void await_phase(Wide* place, int parity) {
     Barrier* barrier = (Barrier*)place;
     auto is_over = [=] { return (barrier->bytes_and_phase & 1) != parity; };
@@ -96,13 +99,19 @@ static Wide swizzled(const unsigned char* place) {
 }
 template <int N> static void multiply_16(float (&c)[N][4], Wide a, Wide b) {
     int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    for (int upper = 0; upper < 2; upper++)
-        for (int k = 0; k < 16; k++) {
-            float weight = operand(a, 16 * warp + 8 * upper + g, k);
-            for (int n = 0; n < N; n++)
-                for (int i = 0; i < 2; i++) c[n][2 * upper + i] += weight * operand(b, 8 * n + 2 * q + i, k);
-        }
+    multiply_later([=, &c] {
+        for (int upper = 0; upper < 2; upper++)
+            for (int k = 0; k < 16; k++) {
+                float weight = operand(a, 16 * warp + 8 * upper + g, k);
+                for (int n = 0; n < N; n++)
+                    for (int i = 0; i < 2; i++) c[n][2 * upper + i] += weight * operand(b, 8 * n + 2 * q + i, k);
+            }
+    });
 }
 template <int N> static void hold_sums(float (&)[N][4]) {}
 static void begin_products() {}
-static void end_products() {}
+static void end_products() {
+    close_products();
+    give_way();
+    await_products<0>();
+}

@@ -2,6 +2,7 @@
 // computes. `__shared__` variables belong to all blocks, so kernels in clusters must keep to dynamic shared memory.
 // Luck, from a seed, says which warp goes on and how far, so that a kernel that needs a barrier and has none fails.
 #define CUDA_ON_CPU
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -26,22 +27,25 @@ struct Index3 { int x, y, z; };
 struct int4 { int x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 struct Fiber {
-    ucontext_t context;
+    ucontext_t start;
+    jmp_buf place;  // where it gave way: swapcontext would ask the system each time
     std::vector<char> stack;
     Index3 index;
     int block;
-    bool done;
+    bool started, done;
     std::function<bool()> may_go_on;  // empty: it may
 };
 static std::vector<Fiber> fibers;
 static int current;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::mt19937 luck;
 static std::string fault;  // what ended the grid before its time
 static Index3 gridDim, blockDim;
 static std::function<void()> body;
 
-static void give_way() { swapcontext(&fibers[current].context, &scheduler); }
+static void give_way() {
+    if (!_setjmp(fibers[current].place)) _longjmp(scheduler, 1);
+}
 template <class Test> static void wait_until(Test test) {
     if (test()) return;
     fibers[current].may_go_on = test;
@@ -169,8 +173,10 @@ static void wait_for_inputs() {
 static void enter() {
     body();
     fibers[current].done = true;
-    Block& block = own_block;  // threads that have ended are not waited for
-    if (--block.alive > 0 && block.meeting.arrived == block.alive) end_meeting(block.meeting);
+    Block& block = own_block;  // threads that have ended are not waited for, nor may a block that has be read
+    block.alive--;
+    if (block.alive == 0) block.shared.assign(block.shared.size(), (char)0xFF);
+    else if (block.meeting.arrived == block.alive) end_meeting(block.meeting);
     give_way();
 }
 static bool go_on(int thread) {
@@ -178,7 +184,11 @@ static bool go_on(int thread) {
     if (fiber.done || fiber.may_go_on && !fiber.may_go_on()) return false;
     fiber.may_go_on = nullptr;
     current = thread;
-    swapcontext(&scheduler, &fiber.context);
+    if (!_setjmp(scheduler)) {
+        if (fiber.started) _longjmp(fiber.place, 1);
+        fiber.started = true;
+        setcontext(&fiber.start);
+    }
     return true;
 }
 // Lets every thread of a warp go on until it has to wait, so often as `turns` says or until none can.
@@ -205,16 +215,16 @@ static void prepare_cluster(int first, int cluster, int threads, int shared_byte
     }
     for (int i = 0; i < threads * cluster; i++) {
         Fiber& fiber = fibers[i];
-        fiber.done = false;
+        fiber.started = fiber.done = false;
         fiber.may_go_on = nullptr;
         fiber.index = {i % threads, 0, 0};
         fiber.block = i / threads;
         fiber.stack.resize(64 * 1024);
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = fiber.stack.size();
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, enter, 0);
+        getcontext(&fiber.start);
+        fiber.start.uc_stack.ss_sp = fiber.stack.data();
+        fiber.start.uc_stack.ss_size = fiber.stack.size();
+        fiber.start.uc_link = nullptr;
+        makecontext(&fiber.start, enter, 0);
     }
 }
 // Until every thread has ended or none can go on, which is a fault.

@@ -54,12 +54,12 @@ class CpuModule:
 
     Attributes:
         seed: of what decides in which order threads go on and copies arrive.
-        late_inputs: floating-point tensors that the kernel before the next launch writes: NaN to a kernel that starts
-            early, until it has waited for its inputs.
+        late_inputs: floating-point tensors that the kernel before writes: NaN to one that is started early, until a
+            thread has waited for its inputs.
     """
 
     seed = int(os.environ.get("CUDA_ON_CPU_SEED", "0"))
-    late_inputs: ClassVar[list[torch.Tensor]] = []
+    late_inputs: ClassVar[Sequence[torch.Tensor]] = ()
 
     def __init__(self, folder: Path, source_name: str, defines: dict[str, str | int]) -> None:
         source = real.source_of(source_name)
@@ -87,7 +87,17 @@ class CpuModule:
         headers = "".join(f'#include "{header}"\n' for header in needed)
         path.write_text(f"{headers}{macros}{source}\n" + "\n".join(entries))
         # -Bsymbolic: a kernel may be called as a function of the C library is ("advance").
-        flags = ["-O1", "-std=c++17", "-w", "-ffp-contract=off", "-shared", "-fPIC", "-Wl,-Bsymbolic"]
+        # -U_FORTIFY_SOURCE: its longjmp takes a jump to another fiber's stack for an error.
+        flags = [
+            "-O1",
+            "-std=c++17",
+            "-w",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            "-Wl,-Bsymbolic",
+            "-U_FORTIFY_SOURCE",
+        ]
         command = ["g++", *flags, str(path), "-o", str(library)]
         subprocess.run(command, check=True, timeout=120)
         self._library = ctypes.CDLL(str(library))

@@ -124,17 +124,6 @@ def test_cuda(monkeypatch: pytest.MonkeyPatch, case: Case, tiling: Tiling | None
 
 
 @pytest.mark.usefixtures("cuda_attention")
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize(("head_dim", "tiling"), [(64, None), (128, Tiling(2, 1, 4, 1, 64, 2, wide=True))], ids=str)
-def test_starting_early_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, early: bool, head_dim: int, tiling: Tiling | None
-) -> None:
-    monkeypatch.setattr(tree_attention_cuda.TreeAttention, "early", early)
-    monkeypatch.setattr(tree_attention_cuda.TreeAttention, "tiling", tiling)
-    compare(tree_attention_cuda.TreeAttention, torch.bfloat16, ([90, 231], 7, 2, 2, head_dim, 16, None, None), False)
-
-
-@pytest.mark.usefixtures("cuda_attention")
 @pytest.mark.parametrize("tiling", [Tiling(1, 1, 4, 1, 64, 2, wide=True), Tiling(2, 2, 1, 1, 32, 2)], ids=str)
 def test_what_lies_behind_the_last_key_is_never_used(monkeypatch: pytest.MonkeyPatch, tiling: Tiling) -> None:
     """Nor do scores that grow by far more than the softmax's base may lag behind."""

@@ -1,6 +1,6 @@
 """The fused products of a layer against their twins: on a GPU as they are, else compiled for the CPU by g++."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -53,11 +53,12 @@ def small_shape() -> tuple[int, int]:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_attend_input(rows: int, normed: bool, biased: bool) -> None:
+def test_attend_input(rows: int, normed: bool, biased: bool, written_before: Callable[..., None]) -> None:
     hidden, slots = small_shape()[0], 200
     heads, kv_heads = (HEADS, KV_HEADS) if GPU else (2, 1)
     columns = (heads + 2 * kv_heads) * HEAD_DIM
     stream, norm = draw(1, rows, hidden), draw(hidden)
+    written_before(stream)
     weight, bias = draw(columns, hidden, scale=hidden**-0.5), draw(columns) if biased else None
     q_norm, k_norm = draw(2, HEAD_DIM) if normed else (None, None)
     angle = torch.randn(1, rows, HEAD_DIM // 2, device=DEVICE)
@@ -79,9 +80,10 @@ def test_attend_input(rows: int, normed: bool, biased: bool) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
-def test_feed_forward_input(rows: int, biased: bool) -> None:
+def test_feed_forward_input(rows: int, biased: bool, written_before: Callable[..., None]) -> None:
     hidden, middle = small_shape()
     stream, norm = draw(1, rows, hidden), draw(hidden)
+    written_before(stream)
     weight, bias = draw(2 * middle, hidden, scale=hidden**-0.5), draw(2 * middle) if biased else None
     arguments = (stream, norm, 1e-5, weight, bias)
     close(fused.feed_forward_input(*arguments), twins.feed_forward_input(*arguments))
@@ -90,7 +92,7 @@ def test_feed_forward_input(rows: int, biased: bool) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("size_of", ["hidden", "middle"])
 @pytest.mark.parametrize("tapped", [False, True])
-def test_add_linear(rows: int, size_of: str, tapped: bool) -> None:
+def test_add_linear(rows: int, size_of: str, tapped: bool, written_before: Callable[..., None]) -> None:
     hidden, middle = small_shape()
     size = hidden if size_of == "hidden" else middle
     stream, x = draw(1, rows, hidden), draw(1, rows, size)
@@ -99,6 +101,7 @@ def test_add_linear(rows: int, size_of: str, tapped: bool) -> None:
     for kernel in (twins.add_linear, fused.add_linear):
         own, taps = stream.clone(), torch.zeros(1, rows, 3 * hidden, dtype=stream.dtype, device=DEVICE)
         tap = taps[..., hidden : 2 * hidden] if tapped else None
+        written_before(own, x)
         kernel(own, x, weight, bias, tap)
         results.append((own, taps))
     close(results[1][0], results[0][0])

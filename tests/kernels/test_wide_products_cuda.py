@@ -3,6 +3,7 @@
 Inputs are small whole numbers, so that every sum is exact in whatever order it is made: results are equal to the bit.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -50,9 +51,10 @@ def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = Non
 
 @pytest.mark.parametrize(("tile", "rows", "size"), CASES)
 @pytest.mark.parametrize("dressed", [False, True], ids=["bare", "bias, stream and tap"])
-def test_product(tile: WideTile, rows: int, size: int, dressed: bool) -> None:
+def test_product(tile: WideTile, rows: int, size: int, dressed: bool, written_before: Callable[..., None]) -> None:
     torch.manual_seed(0)
     x, weight = whole(rows, size), whole(COLUMNS, size)
+    written_before(x)
     assert tile.fits(rows, COLUMNS, size, False)
     if not dressed:
         got = multiply(tile, x, weight, None)
@@ -65,6 +67,7 @@ def test_product(tile: WideTile, rows: int, size: int, dressed: bool) -> None:
         return
     bias, stream, taps = whole(COLUMNS), whole(rows, COLUMNS, most=50), torch.zeros(rows, 3, COLUMNS, device=DEVICE)
     taps, before = taps.bfloat16(), stream.clone()
+    written_before(x, stream)
     got = multiply(tile, x, weight, bias, stream=stream, tap=taps[:, 1])
     if tile.leaves_sums:  # all that is left to the kernel behind
         assert torch.equal(got.sum(0), exact(x, weight).float()) and torch.equal(stream, before) and not taps.any()
@@ -76,9 +79,10 @@ def test_product(tile: WideTile, rows: int, size: int, dressed: bool) -> None:
 
 @pytest.mark.parametrize(("tile", "rows", "size"), CASES)
 @pytest.mark.parametrize("biased", [False, True])
-def test_gated_product(tile: WideTile, rows: int, size: int, biased: bool) -> None:
+def test_gated_product(tile: WideTile, rows: int, size: int, biased: bool, written_before: Callable[..., None]) -> None:
     torch.manual_seed(0)
     x, weight, bias = whole(rows, size, most=1), whole(COLUMNS, size, most=1), whole(COLUMNS) if biased else None
+    written_before(x)
     assert tile.fits(rows, COLUMNS, size, True)
     got = multiply(tile, x, weight, bias, gated=True)
     if tile.leaves_sums:
@@ -104,11 +108,17 @@ def test_gate_rounds_as_the_twin_does() -> None:
     assert (got.float() - want.float()).norm() < 2e-3 * want.float().norm()
 
 
-def test_a_second_call_adds_in_the_same_order() -> None:
+def test_joined_stretches_are_added_in_ascending_order() -> None:
+    """The last stretch takes away the two before, so that only what rounding did is left: it tells orders apart."""
     torch.manual_seed(0)
-    x, weight = (torch.randn(n, 320, device=DEVICE).bfloat16() for n in (20, 64))
-    tile = TILES["split and joined"]
-    assert torch.equal(multiply(tile, x, weight, None), multiply(tile, x, weight, None))
+    (a, b), (u, v) = (torch.randn(2, n, 64, device=DEVICE).bfloat16() for n in (20, 64))
+    x = torch.cat([a, torch.zeros_like(a), b, torch.zeros_like(b), a, b], -1)
+    weight = torch.cat([u, torch.zeros_like(u), v, torch.zeros_like(v), -u, -v], -1)
+    first, second, third = multiply(TILES["split"], x, weight, None)
+    want = (first + second + third).bfloat16()
+    assert torch.equal(multiply(TILES["split and joined"], x, weight, None), want)
+    for other in (third + second + first, third + first + second):
+        assert not torch.equal(other.bfloat16(), want)
 
 
 def test_maps_are_made_once_for_a_place_and_a_shape() -> None:

@@ -65,12 +65,12 @@ class Tiling:
         barriers = self.warps_k * self.stages * 4 * 8 if self.wide else 0
         return max(stages, parts) + weights + barriers
 
-    def macros(self, packed_rows: int, head_dim: int, groups: int, early: bool) -> dict[str, int]:
+    def macros(self, packed_rows: int, head_dim: int, groups: int) -> dict[str, int]:
         """What is fixed when the kernel is compiled; ``groups`` are the query heads that share a key head."""
         return {
             "HEAD_DIM": head_dim, "GROUPS": groups, "CLUSTER": self.cluster, "WARPS_K": self.warps_k,
             "WARPS_M": self.warps_m, "ROWS_16": self.rows_16, "KEYS": self.keys, "STAGES": self.stages,
-            "PART_ROWS": min(self.tile_rows, packed_rows), "WIDE": int(self.wide), "EARLY": int(early),
+            "PART_ROWS": min(self.tile_rows, packed_rows), "WIDE": int(self.wide),
         }  # fmt: skip
 
 
@@ -184,12 +184,9 @@ class TreeAttention:
 
     Attributes:
         tiling: cut launches so, instead of as `choose_tiling` says.
-        early: committed tokens' keys are fetched while kernels before still run: all since the last one that was not
-            started early itself. Committed lengths, block table and those keys must have been written before that one.
     """
 
     tiling: Tiling | None = None
-    early: bool = False
 
     def __init__(
         self,
@@ -207,7 +204,6 @@ class TreeAttention:
         self._block_table = block_table.contiguous()
         self._committed = committed.contiguous()
         self._depths = depths.contiguous()
-        # Made here and not at the first call, so that it is long done when a launch may start early.
         self._seen = _pack_seen(ancestors) if self._is_served(dtype) else None
         self._page_tokens = page_tokens
         self._context_window = _NO_WINDOW if context_window is None else context_window
@@ -226,7 +222,7 @@ class TreeAttention:
         tiling = self.tiling or choose_tiling(
             rows * groups, batch * kv_heads, head_dim, self._keys_bound, device_limits(query.device)
         )
-        macros = tiling.macros(rows * groups, head_dim, groups, self.early)
+        macros = tiling.macros(rows * groups, head_dim, groups)
         module = cuda_module(SOURCE, query.device, **macros)
         query = query.contiguous()
         out = torch.empty_like(query)
@@ -241,7 +237,6 @@ class TreeAttention:
             query, *caches, out, self._block_table, self._committed, self._depths, self._seen,
             rows, kv_heads, self._block_table.shape[1], page.bit_length() - 1, head_dim**-0.5 * _LOG2_E,
             self._context_window, _NO_WINDOW if sliding_window is None else sliding_window,
-            early=self.early,
         )  # fmt: skip
         return out.view(batch, rows, heads * head_dim)
 

@@ -10,7 +10,7 @@ typedef const bf16* Cache;
 // The keys that a group goes through, `steps` steps of KEYS from position `begin` on, and where they lie.
 struct Stretch {
     const i64* table;
-    int page_shift, begin, end, committed, steps;
+    int page_shift, begin, end, steps;
     __device__ __forceinline__ int left(int step) const { return end - begin - step * KEYS; }
     // The slot of a key of a step; 0 behind the last. 16 keys share a page.
     __device__ __forceinline__ int slot(int step, int key) const {
@@ -18,8 +18,6 @@ struct Stretch {
         if (step >= steps || position >= end) return 0;
         return ((int)table[position >> page_shift] << page_shift) + (position & ((1 << page_shift) - 1));
     }
-    // Committed keys are older than the kernel before this one; the rows' own keys and the queries are its work.
-    __device__ __forceinline__ bool is_old(int step) const { return begin + (step + 1) * KEYS <= committed; }
 };
 
 #if WIDE

@@ -8,8 +8,7 @@
 // Compile with HEAD_DIM (64 or 128), GROUPS, CLUSTER, WARPS_K, WARPS_M, ROWS_16 (16-row tiles a warp holds), KEYS (keys
 // a step, a multiple of 16), STAGES (2 or more), PART_ROWS (of a tile, at most so many exist), WIDE (1: multiply by
 // wgmma what the copy engine brings; wants HEAD_DIM 128, WARPS_M a multiple of 4, ROWS_16 1, KEYS 64 and at most 8
-// STAGES), EARLY (1: what is committed, and where, is older than the kernel before, so that it may be read while that
-// still runs).
+// STAGES).
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -61,7 +60,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), warp_m = warp % WARPS_M;
     const int warp_k = warp / WARPS_M, thread = threadIdx.x % GROUP_THREADS;
     u8* stages = shared + warp_k * (STAGES * 2 * STEP_BYTES);
-    if (!EARLY) wait_for_inputs();
+    wait_for_inputs();
     const int n_context = committed[2 * sequence];  // the low half of an int64
 #if WIDE
     Barriers& barriers = ((Barriers*)(shared + BARRIERS_AT))[warp_k];
@@ -80,7 +79,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const int first = max(0, max(n_context - context_window, n_context - sliding_window + 1)) & (WIDE ? -KEYS : -16);
     const int steps = (end - first + KEYS - 1) / KEYS, each = (steps + KEY_GROUPS - 1) / KEY_GROUPS;
     const int step_0 = min((rank * WARPS_K + warp_k) * each, steps);
-    const Stretch stretch = {block_table + (i64)sequence * pages, page_shift, first + step_0 * KEYS, end, n_context,
+    const Stretch stretch = {block_table + (i64)sequence * pages, page_shift, first + step_0 * KEYS, end,
                              min(each, steps - step_0)};
     const int n_steps = stretch.steps;
 #if WIDE
@@ -88,10 +87,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     Filler filler = {which ? values : keys, stretch, stages + which * STEP_BYTES, barriers.full[which],
                      barriers.free[which], head * HEAD_DIM, 0};
     if (warp_m < 2)
-        for (int step = 0; step < min(STAGES, n_steps); step++) {
-            if (EARLY && !stretch.is_old(step)) wait_for_inputs();
-            filler.bring(step);
-        }
+        for (int step = 0; step < min(STAGES, n_steps); step++) filler.bring(step);
 #else
     const u32 slot_bytes = kv_heads * HEAD_DIM * 2;
     const u8* own_keys = (const u8*)(keys + head * HEAD_DIM + thread % PIECES * 8);
@@ -113,13 +109,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #pragma unroll
     for (int i = 0; i < STAGES; i++) bases[i] = base_of(i);
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) {
-        if (EARLY && !stretch.is_old(i)) wait_for_inputs();
-        start_step(i, bases[i]);
-    }
+    for (int i = 0; i < STAGES - 1; i++) start_step(i, bases[i]);
     int next_base = bases[STAGES - 1];
 #endif
-    if (EARLY) wait_for_inputs();
     let_next_start();
 
     // The lane's rows of the tile: place, depth, and the query as left operands.
