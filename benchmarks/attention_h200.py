@@ -9,7 +9,6 @@ first.
 
 import argparse
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compile_ahead import compile_ahead
 from kernels_h200 import DEVICE, LARGE, SMALL, graph_us, tree
 
 from ddtree.kernels import cuda_module
@@ -97,10 +97,6 @@ def cuts(case: Case) -> list[Tiling]:
     return [today, *(cut for cut in fitting if cut != today)]
 
 
-def compile_one(task: tuple[tuple[str, str], ...]) -> None:
-    cuda_module.machine_code(SOURCE, task, (9, 0))
-
-
 def measure(case: Case) -> Iterator[dict[str, Any]]:
     page, layers = 64, 12
     heads, kv_heads, head_dim = case.heads
@@ -146,11 +142,7 @@ def main() -> None:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(map(str, CASES))}")
     cases = [case for case in CASES if str(case) in names]
     began = time.monotonic()
-    all_macros = (case.macros(cut) for case in cases for cut in cuts(case))
-    tasks = {tuple(sorted((name, str(value)) for name, value in macros.items())) for macros in all_macros}
-    with multiprocessing.get_context("fork").Pool(16) as pool:
-        pool.map(compile_one, sorted(tasks), chunksize=1)
-    print(f"{len(tasks)} kernels compiled in {time.monotonic() - began:.0f} s", flush=True)
+    compile_ahead(SOURCE, (case.macros(cut) for case in cases for cut in cuts(case)))
     rows: list[dict[str, Any]] = []
     given.out.mkdir(parents=True, exist_ok=True)
     for case in cases:

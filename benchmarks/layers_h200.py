@@ -8,7 +8,6 @@ Plain kernels are cuBLAS products with a kernel each for norms, rotation and gat
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compile_ahead import compile_ahead
 from torch.nn.functional import linear
 
 from ddtree.kernels import cuda_module
@@ -186,21 +186,14 @@ def candidates(shape: Shape, rows: int) -> Iterator[tuple[str, Tiling]]:
             yield name, tiling
 
 
-def _compile(task: tuple[tuple[str, str], ...]) -> None:
-    cuda_module.machine_code(fused.SOURCE, task, (9, 0))
-
-
 def compile_all(work: list[tuple[Shape, int]]) -> None:
-    """Every kernel that tilings need, on all cores; to be called before this process touches the GPU."""
-    tasks = set()
+    """Every kernel that tilings need; to be called before this process touches the GPU."""
+    needed = []
     for shape, rows in work:
         for name, tiling in candidates(shape, rows):
             kind, _, size = shape.products()[name]
-            fixed = fused.defines(kind, tiling, size, shape.head_dim if kind == "attend_input" else 0)
-            tasks.add(tuple(sorted((key, str(value)) for key, value in fixed.items())))
-    with multiprocessing.get_context("fork").Pool() as pool:
-        pool.map(_compile, sorted(tasks), chunksize=1)
-    print(len(tasks), "kernels compiled", flush=True)
+            needed.append(fused.defines(kind, tiling, size, shape.head_dim if kind == "attend_input" else 0))
+    compile_ahead(fused.SOURCE, needed)
 
 
 def tune(all_rows: tuple[int, ...]) -> list[dict[str, object]]:

@@ -5,8 +5,6 @@ anew behind a case that ends it; a kernel that waits for two seconds ends itself
 """
 
 import json
-import multiprocessing
-import os
 import queue
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compile_ahead import HOPPER, compile_ahead
 
 from ddtree.kernels import cuda_module, wide_products_cuda
 from ddtree.kernels.wide_products_cuda import SOURCE, multiply
@@ -165,17 +164,13 @@ def only_compile() -> None:
 
     class Compiled:
         def __init__(self, source: str, _: torch.device, **defines: int) -> None:
-            self.image = cuda_module.machine_code(source, _sorted(defines), (9, 0))
+            self.image = cuda_module.machine_code(source, cuda_module.in_order(defines), HOPPER)
 
         def launch(self, *arguments: object, early: bool = False) -> None:
             pass
 
     changed: Any = wide_products_cuda
     changed.cuda_module, changed.tensor_map = Compiled, lambda *_: None
-
-
-def _sorted(defines: dict[str, int]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, str(value)) for key, value in defines.items()))
 
 
 def _run_cases(cases: list[Case], first: int) -> None:
@@ -242,21 +237,10 @@ def name_of(case: Case) -> str:
     )
 
 
-def compile_all(cases: list[Case]) -> None:
-    tasks = {_sorted(patient_defines(case.tile, case.rows, case.gated)) for case in cases}
-    with multiprocessing.get_context("fork").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        pool.map(_compile, sorted(tasks), chunksize=1)
-    print(f"{len(tasks)} kernels compiled", flush=True)
-
-
-def _compile(defines: tuple[tuple[str, str], ...]) -> None:
-    cuda_module.machine_code(SOURCE, defines, (9, 0))
-
-
 def run(cases: list[Case], out: Path) -> None:
     """All cases; says which are wrong and how, and ends with 1 where there are any."""
     start = time.monotonic()
-    compile_all(cases)
+    compile_ahead(SOURCE, (patient_defines(case.tile, case.rows, case.gated) for case in cases))
     found: dict[int, str] = {}
     at = deaths = 0
     while at < len(cases) and deaths < DEATHS:

@@ -32,7 +32,7 @@ def start_servers(run: Any) -> dict[int, str]:
             raise LookupError(f"the server that measures did not come so far: {server.tail(25)}")
     run.side_by_side([(name, lambda n=name: run.greet(n)) for name in names.values()])
     for name in names.values():
-        told = [line for line in _lines(run.servers[name]) if CHOSEN in line or "in a child server" in line]
+        told = [line for line in run.servers[name].said().splitlines() if CHOSEN in line or "in a child server" in line]
         run.note(f"{name} says", told)
     return {c: name for c, name in names.items() if name in run.ready}
 
@@ -41,15 +41,10 @@ def _has_chosen(server: Any) -> bool:
     """Whether it has measured, once it has; the others may then start."""
     until = time.monotonic() + FIRST_START_S
     while time.monotonic() < until and server.alive():
-        if any(CHOSEN in line for line in _lines(server)):
+        if any(CHOSEN in line for line in server.said().splitlines()):
             return True
         time.sleep(1)
     return False
-
-
-def _lines(server: Any) -> list[str]:
-    lines: list[str] = server.log.read_text(errors="replace").splitlines() if server.log else []
-    return lines
 
 
 def compare(run: Any, names: dict[int, str], piece: str) -> None:

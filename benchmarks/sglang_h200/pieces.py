@@ -267,7 +267,7 @@ def experts(run: Any) -> None:
     """Distinct experts by tree size, as the server printed them."""
     (server,) = run.needs("moe-count")
     server.answer_all(run.prompts, 1, max_new_tokens=128, ignore_eos=True)
-    lines = server.log.read_text(errors="replace").splitlines()
+    lines = server.said().splitlines()
     starts = [place for place, line in enumerate(lines) if "distinct experts by budget" in line]
     if not starts:
         raise LookupError("the server printed no table")
@@ -283,8 +283,7 @@ def ranks(run: Any) -> None:
     if not names:
         raise LookupError("no tree over several ranks is ready")
     for name in names:
-        lines = run.servers[name].log.read_text(errors="replace").splitlines()
-        told = [line for line in lines if "rounds alike on" in line]
+        told = [line for line in run.servers[name].said().splitlines() if "rounds alike on" in line]
         run.note(f"ranks {name}", told[-1:])
         run.must(name, bool(told) and run.servers[name].alive(), "the ranks did not compare their trees")
 

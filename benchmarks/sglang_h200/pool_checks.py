@@ -62,7 +62,7 @@ def check_retraction(server: Server, prompts: list[list[int]]) -> dict[str, Any]
         "retractions_logged": retracted,
         "answers_of_full_length": sum(len(answer.token_ids) == length for answer in answers),
         "requests": len(answers),
-        "leaks_logged": _log(server).count("memory leak"),
+        "leaks_logged": server.said().count("memory leak"),
     } | emptied(server)
 
 
@@ -92,16 +92,12 @@ def check_soak(server: Server, prompts: list[list[int]], count: int, is_late: Ca
         "requests": count - endings["left out"],
         "endings": dict(endings),
         "seconds": round(time.monotonic() - begun, 1),
-        "leaks_logged": _log(server).count("memory leak"),
+        "leaks_logged": server.said().count("memory leak"),
     } | emptied(server)
 
 
-def _log(server: Server) -> str:
-    return server.log.read_text(errors="replace") if server.log else ""
-
-
 def _retractions(server: Server) -> int:
-    log = _log(server)
+    log = server.said()
     return log.count("Retract requests") + log.count("Testing retraction")
 
 

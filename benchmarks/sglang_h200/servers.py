@@ -127,11 +127,13 @@ class Server:
             self.process.wait(5)
         self.process = None
 
+    def said(self) -> str:
+        """Its log, so far."""
+        return self.log.read_text(errors="replace") if self.log else ""
+
     def tail(self, lines: int = 40) -> str:
         """The end of the log, from the first traceback in it where there is one."""
-        if self.log is None:
-            return ""
-        text = self.log.read_text(errors="replace").splitlines()
+        text = self.said().splitlines()
         first = next((i for i, line in enumerate(text) if "Traceback (most recent call last)" in line), None)
         if first is None:
             return "\n".join(line[:300] for line in text[-lines:])

@@ -1,4 +1,4 @@
-// What copy_engine.cuh and warpgroup_products.cuh do, in plain C++ for fibers. Half of the copies are there at once, so
+// What copy_engine.cuh, warpgroups.cuh and warpgroup_products.cuh do, in plain C++ for fibers. Half of the copies are there at once, so
 // that a kernel that fills too soon overwrites what is still read; the others only while some thread waits, one at a
 // time in any order, so that a kernel that does not wait reads what was there before.
 
@@ -94,7 +94,7 @@ static float operand(Wide descriptor, int row, int k) {
     memcpy(&bits, shared_start(fibers[current].block) + at, 2);
     return half_of(bits, 0);
 }
-static Wide swizzled(const unsigned char* place) {
+static Wide describe(const unsigned char* place) {
     return (Wide)(shared_address(place) >> 4 & 0x3fff) | 1ull << 16 | (Wide)(1024 >> 4) << 32 | 1ull << 62;
 }
 template <int N> static void multiply_16(float (&c)[N][4], Wide a, Wide b) {
@@ -108,10 +108,5 @@ template <int N> static void multiply_16(float (&c)[N][4], Wide a, Wide b) {
             }
     });
 }
-template <int N> static void hold_sums(float (&)[N][4]) {}
+template <int N> static void hold(float (&)[N][4]) {}
 static void begin_products() {}
-static void end_products() {
-    close_products();
-    give_way();
-    await_products<0>();
-}

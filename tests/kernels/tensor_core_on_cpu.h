@@ -45,7 +45,10 @@ template <int PENDING> static void await_copies() {
 }
 static void multiply_later(std::function<void()> work) { under_way[current].products.open.push_back(work); }
 static void close_products() { under_way[current].products.close(); }
-template <int PENDING> static void await_products() { under_way[current].products.await(PENDING); }
+template <int PENDING> static void await_products() {
+    give_way();  // others may be faster than the products
+    under_way[current].products.await(PENDING);
+}
 
 static unsigned short matrix_element(int matrix, int row, int column) {
     return ((const unsigned short*)own_matrices().rows[matrix * 8 + row])[column];

@@ -8,6 +8,7 @@ itself is loaded at the first launch, which therefore must not happen inside a c
 import ctypes
 import hashlib
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,7 +126,16 @@ def source_of(name: str) -> str:
     return re.sub(r'^#include "([\w.]+)"$', lambda line: source_of(line[1]).rstrip("\n"), text, flags=re.MULTILINE)
 
 
-def machine_code(source_name: str, defines: tuple[tuple[str, str], ...], capability: tuple[int, int]) -> bytes:
+Defines = tuple[tuple[str, str], ...]
+"""Macros and their values, in order."""
+
+
+def in_order(defines: Mapping[str, str | int]) -> Defines:
+    """Macros as a kernel is kept by."""
+    return tuple(sorted((name, str(value)) for name, value in defines.items()))
+
+
+def machine_code(source_name: str, defines: Defines, capability: tuple[int, int]) -> bytes:
     """A source file compiled for a kind of device, which need not be there; kept in the cache."""
     arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability[0] == 9 else "")
     flags = (f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
@@ -135,7 +145,7 @@ def machine_code(source_name: str, defines: tuple[tuple[str, str], ...], capabil
 class CudaModule:
     """The kernels of one source file for the current device, with ``defines`` fixed at compile time."""
 
-    def __init__(self, source_name: str, defines: tuple[tuple[str, str], ...], capability: tuple[int, int]) -> None:
+    def __init__(self, source_name: str, defines: Defines, capability: tuple[int, int]) -> None:
         image = machine_code(source_name, defines, capability)
         torch.cuda.current_stream()  # makes torch's context current
         self._module = ctypes.c_void_p()
@@ -200,11 +210,11 @@ def _c_value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int32 | ctypes.c_
 
 
 @cache
-def _module(source_name: str, defines: tuple[tuple[str, str], ...], device: int) -> CudaModule:
+def _module(source_name: str, defines: Defines, device: int) -> CudaModule:
     return CudaModule(source_name, defines, torch.cuda.get_device_capability(device))
 
 
 def cuda_module(source_name: str, device: torch.device, **defines: str | int) -> CudaModule:
     """The module of ``source_name`` (in ``kernels/cuda``) on ``device``, compiled and loaded once."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    return _module(source_name, tuple(sorted((key, str(value)) for key, value in defines.items())), index)
+    return _module(source_name, in_order(defines), index)

@@ -1,5 +1,7 @@
 """The products of a large model's layer for few rows, with what stands before and after each of them."""
 
+from collections.abc import Callable
+
 import torch
 
 from ddtree.kernels import wide_products_cuda, wide_products_triton
@@ -7,7 +9,11 @@ from ddtree.kernels import wide_sums_triton as sums
 from ddtree.kernels.wide_tiling import WideTile
 
 
-def _multiply(
+def _maker(tile: WideTile) -> Callable[..., torch.Tensor]:
+    return wide_products_cuda.multiply if tile.by == "wgmma" else wide_products_triton.multiply
+
+
+def _multiply_normed(
     tile: WideTile,
     x: torch.Tensor,
     norm: torch.Tensor,
@@ -16,11 +22,10 @@ def _multiply(
     bias: torch.Tensor | None,
     gated: bool = False,
 ) -> torch.Tensor:
-    """Of normed rows; see `ddtree.kernels.wide_products_triton.multiply`."""
+    """See `ddtree.kernels.wide_products_triton.multiply`."""
     if tile.by == "rows":
         return wide_products_triton.multiply(tile, x, weight, bias, norm, eps, gated=gated)
-    multiply = wide_products_cuda.multiply if tile.by == "wgmma" else wide_products_triton.multiply
-    return multiply(tile, sums.rms_norm(x, norm, eps, tile.early), weight, bias, gated=gated)
+    return _maker(tile)(tile, sums.rms_norm(x, norm, eps, tile.early), weight, bias, gated=gated)
 
 
 def attend_input(
@@ -40,7 +45,7 @@ def attend_input(
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.attend_input`."""
     batch, rows, hidden = stream.shape
-    product = _multiply(tile, stream.view(-1, hidden), norm, eps, weight, bias)
+    product = _multiply_normed(tile, stream.view(-1, hidden), norm, eps, weight, bias)
     if product.dim() == 2:
         product, bias = product[None], None  # there is nothing to be added any more
     query = sums.rotate_sums(product, bias, head_dim, q_norm, k_norm, eps, cos, sin, cache, slots, tile.early)
@@ -57,7 +62,7 @@ def feed_forward_input(
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.feed_forward_input`."""
     batch, rows, hidden = stream.shape
-    gated = _multiply(tile, stream.view(-1, hidden), norm, eps, weight, bias, gated=True)
+    gated = _multiply_normed(tile, stream.view(-1, hidden), norm, eps, weight, bias, gated=True)
     if tile.leaves_sums:
         gated = sums.gate_sums(gated, bias, stream, tile.early)
     return gated.view(batch, rows, -1)
@@ -77,7 +82,6 @@ def add_linear(
     tap = None if tap is None else tap.as_strided((batch * rows, hidden), (tap.stride(1), 1))
     flat = stream.view(-1, hidden)
     x = x.reshape(-1, x.shape[-1]).contiguous()
-    multiply = wide_products_cuda.multiply if tile.by == "wgmma" else wide_products_triton.multiply
-    product = multiply(tile, x, weight, bias, stream=flat, tap=tap)
+    product = _maker(tile)(tile, x, weight, bias, stream=flat, tap=tap)
     if tile.leaves_sums:
         sums.add_sums(product, bias, flat, tap, tile.early)

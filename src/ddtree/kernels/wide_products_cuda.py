@@ -41,18 +41,14 @@ def multiply(
         float32 ``[splits, rows, columns]``, without bias, gate and stream.
     """
     (rows, size), columns = x.shape, weight.shape[0]
-    split, steps, programs = tile.leaves_sums, size // tile.depth, columns // tile.columns
-    if split:
-        out = x.new_empty(tile.splits, rows, columns, dtype=torch.float32)
-    else:
-        out = x.new_empty(rows, columns // 2 if gated else columns) if stream is None else stream
+    split, out = tile.leaves_sums, tile.empty_result(x, columns, stream, gated)
+    steps, programs = size // tile.depth, columns // tile.columns
     own = tile.columns // 2 if gated and not split else tile.columns
     grid = (tile.splits, programs, 1) if tile.joined else (programs, tile.splits, 1)
     cuda_module(SOURCE, x.device, **defines(tile, rows, gated)).launch(
         "wide_product", grid, 2 * tile.columns + 32, tile.shared_bytes(rows),
         tensor_map(weight, own, _FETCH_BYTES), tensor_map(x, rows_in_eights(rows), _FETCH_BYTES), bias,
-        None if split else out,
-        out if split else None, tap, rows, columns, steps, -(-steps // tile.splits), int(stream is not None),
-        0 if tap is None else tap.stride(0), int(tile.calls_late), early=tile.early,
+        None if split else out, out if split else None, tap, rows, columns, steps, -(-steps // tile.splits),
+        int(stream is not None), 0 if tap is None else tap.stride(0), int(tile.calls_late), early=tile.early,
     )  # fmt: skip
     return out

@@ -183,13 +183,8 @@ def multiply(
         ``[rows, columns]`` (half as many where gated; ``stream`` where there is one); with several stretches float32
         ``[splits, rows, columns]``, without bias, gate and stream.
     """
-    rows, size = x.shape
-    columns = weight.shape[0]
-    split = tile.splits > 1
-    if split:
-        out = x.new_empty(tile.splits, rows, columns, dtype=torch.float32)
-    else:
-        out = x.new_empty(rows, columns // 2 if gated else columns) if stream is None else stream
+    (rows, size), columns = x.shape, weight.shape[0]
+    split, out = tile.leaves_sums, tile.empty_result(x, columns, stream, gated)
     gated, adds, biased = gated and not split, stream is not None and not split, bias is not None and not split
     tapped = tap is not None and not split
     own = tile.columns // 2 if gated else tile.columns

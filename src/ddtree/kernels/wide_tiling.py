@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from ddtree.kernels.product_tiling import Chip
 
 By = Literal["triton", "rows", "wgmma"]
@@ -62,6 +64,13 @@ class WideTile:
             even = even and self.shared_bytes(rows) <= Chip().shared_bytes
         # The last stretch may be shorter, but not empty.
         return even and (self.splits - 1) * -(-steps // self.splits) < steps
+
+    def empty_result(self, x: torch.Tensor, columns: int, stream: torch.Tensor | None, gated: bool) -> torch.Tensor:
+        """Where the product of ``x`` goes: sums of stretches if it leaves them, else ``stream``, else new rows."""
+        rows = x.shape[0]
+        if self.leaves_sums:
+            return x.new_empty(self.splits, rows, columns, dtype=torch.float32)
+        return x.new_empty(rows, columns // 2 if gated else columns) if stream is None else stream
 
     def shared_bytes(self, rows: int) -> int:
         """Shared memory that a program by ``wgmma`` takes: stages (or finished sums), barriers, what aligns them."""

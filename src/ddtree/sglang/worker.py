@@ -110,9 +110,10 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _make_tables(self) -> TreeTables | None:
         backend = self.model_runner.attn_backend
-        reason = "switched off" if not self.settings.own_tables else why_not(backend)
         if self._resolved.disable_cuda_graph:
-            reason = "no graphs"
+            reason: str | None = "no graphs"
+        else:
+            reason = why_not(backend) if self.settings.own_tables else "switched off"
         if self._is_first_rank:
             logger.info("DDTREE worker: trees reach attention by %s", f"the mask: {reason}" if reason else "own tables")
         return None if reason else TreeTables(backend, self.kernels.write_tree_tables)
@@ -142,8 +143,9 @@ class DDTreeWorker(DFlashWorkerV2):
         self._head(hidden, start.block_ids.view(-1), start.block_positions.view(-1))
         tree = self._head.trees(1)
         self._mask.of(tree, one, 1, None)
-        table = torch.zeros(settings.width, settings.width, dtype=torch.int32, device=device)
-        self.kernels.write_tree_tables(start.slots, tree.ancestors, table, table[0].clone())
+        if self._tables is not None:
+            lengths = torch.zeros(settings.width, dtype=torch.int32, device=device)
+            self.kernels.write_tree_tables(start.slots, tree.ancestors, lengths.repeat(settings.width, 1), lengths)
         logits = torch.zeros(1, settings.width, int(self.model_runner.model_config.vocab_size), device=device)
         chosen = self.kernels.choose(logits, None, tree, one)
         paths = self.kernels.walk_tree(tree, chosen, settings.depths)

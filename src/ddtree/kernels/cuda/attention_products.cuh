@@ -9,7 +9,6 @@ __device__ __forceinline__ int place_of(int key, int piece) {
 
 #if WIDE && !defined(CUDA_ON_CPU)
 // The same by warpgroups: four warps' rows against operands read straight from shared memory (sm_90a only).
-#define FOUR(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
 __device__ __forceinline__ void wide_keys(float (&c)[8][4], const u32 (&a)[4], u64 b, int add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
@@ -31,22 +30,6 @@ __device__ __forceinline__ void wide_values(float (&c)[16][4], const u32 (&a)[4]
           FOUR(c[8]), FOUR(c[9]), FOUR(c[10]), FOUR(c[11]), FOUR(c[12]), FOUR(c[13]), FOUR(c[14]), FOUR(c[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-// Matrix descriptor: 128-byte swizzle, 1024 bytes from 8 keys to the next 8; `across` bytes to the next 64 columns.
-__device__ __forceinline__ u64 describe(const u8* place, int across) {
-    return (u64)(shared_address(place) >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-// Holds the compiler from touching accumulators while products are under way.
-template <int N> __device__ __forceinline__ void hold(float (&c)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++) asm volatile("" : FOUR(c[n])::"memory");
-}
-// Products are under way until they are awaited: neither sums nor left operands may be touched meanwhile. They end in
-// the order in which they were closed.
-__device__ __forceinline__ void begin_wide() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void await_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
 template <int N> __device__ __forceinline__ void hold_operands(u32 (&a)[N][1][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -54,14 +37,14 @@ template <int N> __device__ __forceinline__ void hold_operands(u32 (&a)[N][1][4]
 }
 __device__ __forceinline__ void start_keys(float (&s)[1][8][4], const u32 (&q)[1][HEAD_DIM / 16][4], const u8* keys) {
     hold(s[0]);
-    begin_wide();
+    begin_products();
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
         wide_keys(s[0], q[0][k], describe(keys + k / 4 * (KEYS * 128) + k % 4 * 32, 16), k > 0);
 }
 __device__ __forceinline__ void start_values(float (&acc)[1][PIECES][4], const u32 (&p)[4][1][4], const u8* values) {
     hold(acc[0]);
-    begin_wide();
+    begin_products();
 #pragma unroll
     for (int j = 0; j < 4; j++) wide_values(acc[0], p[j][0], describe(values + j * 2048, KEYS * 128), 1);
 }
@@ -118,7 +101,6 @@ __device__ __forceinline__ void multiply_values(float (&acc)[ROWS_16][PIECES][4]
 }
 
 #ifdef CUDA_ON_CPU  // tests go through the wide steps with these products, each as late as it may be
-template <int N> __device__ void hold(float (&)[N][4]) {}
 template <int N> __device__ void hold_operands(u32 (&)[N][1][4]) {}
 __device__ void start_keys(float (&s)[ROWS_16][KEYS / 8][4], const u32 (&q)[ROWS_16][HEAD_DIM / 16][4],
                            const u8* keys) {

@@ -67,7 +67,7 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 // what that one writes is here only afterwards.
 __device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// Reads from the same place in the shared memory of block `rank` of the cluster.
+// The same place in the shared memory of block `rank` of the cluster, and what is read there.
 __device__ __forceinline__ u32 place_in(const void* place, int rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(rank));

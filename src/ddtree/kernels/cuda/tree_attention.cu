@@ -39,6 +39,7 @@ typedef long long i64;
 
 #include "hopper.cuh"
 #include "copy_engine.cuh"
+#include "warpgroups.cuh"
 #include "attention_products.cuh"
 #include "attention_keys.cuh"
 #include "attention_softmax.cuh"

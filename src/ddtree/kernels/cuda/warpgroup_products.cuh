@@ -2,11 +2,6 @@
 // A thread holds, by 8 rows of b, rows 2q and 2q + 1 with its row g of its warp's 16 rows of a, then with row g + 8.
 
 #ifndef CUDA_ON_CPU
-// Matrix descriptor: 128-byte swizzle, 1024 bytes from 8 rows to the next 8.
-__device__ __forceinline__ u64 swizzled(const u8* place) {
-    return (u64)(shared_address(place) >> 4 & 0x3fff) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-#define QUAD(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
 // Operands 0 and 1 are the descriptors, so that the sums have the same numbers whatever ROWS is.
 #define NAMES_1 "%2, %3, %4, %5"
 #define NAMES_2 NAMES_1 ", %6, %7, %8, %9"
@@ -25,23 +20,23 @@ __device__ __forceinline__ u64 swizzled(const u8* place) {
 #define NAMES_15 NAMES_14 ", %58, %59, %60, %61"
 #define NAMES_16 NAMES_15 ", %62, %63, %64, %65"
 #define NAMES_17 NAMES_16 ", %66, %67, %68, %69"
-#define SUMS_1 QUAD(c[0])
-#define SUMS_2 SUMS_1, QUAD(c[1])
-#define SUMS_3 SUMS_2, QUAD(c[2])
-#define SUMS_4 SUMS_3, QUAD(c[3])
-#define SUMS_5 SUMS_4, QUAD(c[4])
-#define SUMS_6 SUMS_5, QUAD(c[5])
-#define SUMS_7 SUMS_6, QUAD(c[6])
-#define SUMS_8 SUMS_7, QUAD(c[7])
-#define SUMS_9 SUMS_8, QUAD(c[8])
-#define SUMS_10 SUMS_9, QUAD(c[9])
-#define SUMS_11 SUMS_10, QUAD(c[10])
-#define SUMS_12 SUMS_11, QUAD(c[11])
-#define SUMS_13 SUMS_12, QUAD(c[12])
-#define SUMS_14 SUMS_13, QUAD(c[13])
-#define SUMS_15 SUMS_14, QUAD(c[14])
-#define SUMS_16 SUMS_15, QUAD(c[15])
-#define SUMS_17 SUMS_16, QUAD(c[16])
+#define SUMS_1 FOUR(c[0])
+#define SUMS_2 SUMS_1, FOUR(c[1])
+#define SUMS_3 SUMS_2, FOUR(c[2])
+#define SUMS_4 SUMS_3, FOUR(c[3])
+#define SUMS_5 SUMS_4, FOUR(c[4])
+#define SUMS_6 SUMS_5, FOUR(c[5])
+#define SUMS_7 SUMS_6, FOUR(c[6])
+#define SUMS_8 SUMS_7, FOUR(c[7])
+#define SUMS_9 SUMS_8, FOUR(c[8])
+#define SUMS_10 SUMS_9, FOUR(c[9])
+#define SUMS_11 SUMS_10, FOUR(c[10])
+#define SUMS_12 SUMS_11, FOUR(c[11])
+#define SUMS_13 SUMS_12, FOUR(c[12])
+#define SUMS_14 SUMS_13, FOUR(c[13])
+#define SUMS_15 SUMS_14, FOUR(c[14])
+#define SUMS_16 SUMS_15, FOUR(c[15])
+#define SUMS_17 SUMS_16, FOUR(c[16])
 #define PASTE(a, b) a##b
 #define JOIN(a, b) PASTE(a, b)
 #define TEXT(a) #a
@@ -51,15 +46,5 @@ __device__ __forceinline__ void multiply_16(float (&c)[ROWS / 8][4], u64 a, u64 
                  "wgmma.mma_async.sync.aligned.m64n" TEXT_OF(ROWS) "k16.f32.bf16.bf16 "
                  "{" JOIN(NAMES_, EIGHTS) "}, %0, %1, p, 1, 1, 0, 0; }"
                  : "+l"(a), "+l"(b), JOIN(SUMS_, EIGHTS));
-}
-// Holds the compiler from touching sums while products are under way.
-__device__ __forceinline__ void hold_sums(float (&c)[ROWS / 8][4]) {
-#pragma unroll
-    for (int j = 0; j < ROWS / 8; j++) asm volatile("" : QUAD(c[j])::"memory");
-}
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_products() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 #endif

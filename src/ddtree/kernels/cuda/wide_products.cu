@@ -19,6 +19,7 @@ typedef unsigned long long u64;
 
 #include "hopper.cuh"
 #include "copy_engine.cuh"
+#include "warpgroups.cuh"
 #include "warpgroup_products.cuh"
 
 constexpr int COLUMNS = 64 * TILES, WIDTH = GATED ? COLUMNS / 2 : COLUMNS;  // weight rows, and columns of the result
@@ -87,14 +88,15 @@ __device__ __forceinline__ void multiply_stages(float (&acc)[ROWS / 8][4], const
         const u8* weights = stages + stage.at * STAGE + group * 8192;
         const u8* rows = stages + stage.at * STAGE + BOXES * WEIGHT_BOX;
         await_phase(full + stage.at, stage.parity);
-        hold_sums(acc);
+        hold(acc);
         begin_products();
 #pragma unroll
         for (int k = 0; k < 4 * BOXES; k++)
-            multiply_16(acc, swizzled(weights + k / 4 * WEIGHT_BOX + k % 4 * 32),
-                        swizzled(rows + k / 4 * X_BOX + k % 4 * 32));
-        end_products();
-        hold_sums(acc);
+            multiply_16(acc, describe(weights + k / 4 * WEIGHT_BOX + k % 4 * 32),
+                        describe(rows + k / 4 * X_BOX + k % 4 * 32));
+        close_products();
+        await_products<0>();
+        hold(acc);
         if (threadIdx.x % 32 == 0) arrive(empty + stage.at);
         advance(stage);
     }
