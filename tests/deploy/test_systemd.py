@@ -215,7 +215,7 @@ def test_the_service_is_shut_in(place: Place, first: Applied) -> None:
     assert lines["NoNewPrivs"] == "1" and int(lines["CapEff"], 16) == 0 and lines["Seccomp"] == "2"
     assert lines["Uid"].split()[0] != "0"
     into = f"nsenter -t {pid} -m -- "
-    for folder in ("/usr", "/etc", "/root", "/var/lib", "/opt/models"):
+    for folder in ("/usr", "/etc", "~root", "/var/lib", "/opt/models"):
         with pytest.raises(subprocess.CalledProcessError):
             place.host.ssh(f"{into} touch {folder}/x")
     place.host.ssh(f"{into} touch /var/cache/ddtree/{NAME}/x")

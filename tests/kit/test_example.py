@@ -28,7 +28,7 @@ def test_it_is_whole_and_small(kit: Path) -> None:
     assert not [path for path in kit.rglob("*") if path.suffix in (".safetensors", ".gguf", ".bin", ".pt")]
     for path in kit.rglob("*"):
         if path.is_file():
-            assert not re.search(rb"/root|/home/|/work/|/tmp/|BEGIN [A-Z ]*PRIVATE KEY", path.read_bytes()), path
+            assert not re.search(rb"/(root|(home|work|tmp)/)|BEGIN [A-Z ]*PRIVATE KEY", path.read_bytes()), path
 
 
 def test_there_is_one() -> None:

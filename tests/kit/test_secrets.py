@@ -109,7 +109,7 @@ def test_a_difference_of_units_is_no_code() -> None:
 
 def test_variables_and_arguments() -> None:
     masker = Masker()
-    masker.learn_environment({"HF_TOKEN": "worth-keeping", "HOME": "/root", "SOME_KEY_FILE": "/etc/key"})
+    masker.learn_environment({"HF_TOKEN": "worth-keeping", "HOME": "/srv/home", "SOME_KEY_FILE": "/etc/key"})
     environment = masker.environment({"HF_TOKEN": "worth-keeping", "COPY": "x worth-keeping y", "PWD": "/srv"}, "p")
     assert environment == {"HF_TOKEN": MASK, "COPY": f"x {MASK} y", "PWD": "/srv"}
     arguments = ["serve", "--api-key", "abcd-efgh", "--api-key-file", "/etc/key", "--budget", "16", "--token=abc-def-1"]

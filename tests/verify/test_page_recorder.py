@@ -42,10 +42,11 @@ def test_what_is_recorded_leads_to_the_same_verdict(recorder, server, pair, tmp_
     }
 
 
-def test_what_names_the_machine_is_left_out(recorder, tmp_path):
+@pytest.mark.parametrize("folder", ["root", "home/someone", "tmp"])
+def test_what_names_the_machine_is_left_out(recorder, tmp_path, folder):
     info = {
         "internal_states": [{"host": "10.0.0.7", "api_key": "k-1", "last_gen_throughput": 812.5, "tp_size": 1}],
-        "log_file": "/root/logs/a.log",
+        "log_file": f"/{folder}/logs/a.log",
         "ssl_keyfile": "/etc/key.pem",
         "speculative_algorithm": None,
     }
@@ -57,5 +58,5 @@ def test_what_names_the_machine_is_left_out(recorder, tmp_path):
     with serving(answer) as url:
         recorder.record(url, Expectation(), OPTIONS, tmp_path / "page.json", "a test", {})
     text = (tmp_path / "page.json").read_text()
-    assert not any(word in text for word in ("10.0.0.7", "k-1", "/root/logs", "812.5", "/etc/key.pem"))
+    assert not any(word in text for word in ("10.0.0.7", "k-1", f"/{folder}/logs", "812.5", "/etc/key.pem"))
     assert "(a path)" in text and '\\"tp_size\\": 1' in text
