@@ -70,7 +70,8 @@ def _play(engine: Engine, slots: torch.Tensor, shape: DraftShape) -> tuple[TreeT
     if not shape.budget:
         tree = root_only(batch.roots)
     else:
-        log_probs, token_ids = kernels.top_log_probs(draft(engine.state, batch, engine.drafter), shape.top_k)
+        logits = draft(engine.state, batch, engine.drafter)
+        log_probs, token_ids = kernels.top_log_probs(logits, shape.top_k, batch.sharpness)
         tree = kernels.build_tree(log_probs, token_ids, batch.roots, shape.budget, batch.room)
     return tree, verify(engine.state, batch, engine.target, tree, ()).logits
 

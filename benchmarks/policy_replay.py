@@ -2,6 +2,7 @@
 
     python benchmarks/policy_replay.py record --model DIR --draft DIR --prompts DIR --out tapes.npz
     python benchmarks/policy_replay.py replay tapes.npz --costs benchmarks/results/h200/engine_load_bfloat16.json
+    python benchmarks/policy_replay.py tau tapes.npz
 
 A greedy answer is the same whatever drafts it, so what a tree would promise and hold can be told once for every place
 of it; any policy then runs over that as it would have run. `record` takes some seconds a prompt on a CPU. Rounds take
@@ -161,14 +162,34 @@ def replay(tapes: Sequence[Tape], costs: Costs, concurrency: int, seeds: int = 6
     }  # fmt: skip
 
 
-def record(model: Path, draft: Path, prompts: Path, count: int) -> Iterator[Tape]:
+def taus(tapes: Sequence[Tape]) -> dict[str, dict[str, float]]:
+    """Tokens a round of each fixed budget commits, over all rounds of a set's answers; nothing of it is estimated."""
+    told: dict[str, dict[str, float]] = {}
+    for kind in dict.fromkeys(tape.kind for tape in tapes):
+        own = [tape for tape in tapes if tape.kind == kind]
+        for budget in CUTS:
+            answers, rounds = [Answer(tape, 0, Outlook()) for tape in own], 0
+            for answer in answers:
+                while not answer.is_whole:
+                    answer.take(budget)
+                    rounds += 1
+            told.setdefault(kind, {})[str(budget)] = round(sum(len(tape.held) for tape in own) / rounds, 3)
+    return told
+
+
+def record(
+    model: Path, draft: Path, prompts: Path, count: int, draft_temperature: float | None = None
+) -> Iterator[Tape]:
     """Greedy answers of at most 256 tokens in float32, and what a tree drafted at each place promises and holds."""
     from prompt_files import read_prompts
 
     from ddtree import Engine, SamplingParams, Speculation
     from ddtree.engine.prompt import encode_prompt
 
-    engine = Engine.load(model, draft, device="cpu", dtype="float32", max_model_len=1024, max_batch=1)
+    engine = Engine.load(
+        model, draft, device="cpu", dtype="float32", max_model_len=1024, max_batch=1,
+        draft_temperature=draft_temperature,
+    )  # fmt: skip
     blocks = _Blocks(engine, draft)
     for kind in SETS:
         for text in read_prompts(prompts, (kind,), count):
@@ -192,6 +213,7 @@ class _Blocks:
         drafter.read(draft)
         drafter.requires_grad_(False)
         self._depths, self._head = engine.drafter.config.block_size - 1, engine.target.head
+        self._temperature = engine.drafter.config.draft_temperature
         self._target = FrozenTarget(engine.target, engine.drafter.config.tap_layers, 1, ROW, plain)
         self._draft = DraftPass(drafter, engine.target, 1, ROW, BLOCKS, None, plain)
 
@@ -223,7 +245,7 @@ class _Blocks:
                 )  # fmt: skip
                 looks = looks_of(torch.full((1, BLOCKS), self._depths), self._depths, BLOCKS * self._depths)
                 hidden = self._draft(rows, anchors, looks, taps)[0]
-                logits = (hidden @ self._head.T).float().log_softmax(-1)
+                logits = ((hidden @ self._head.T).float() / self._temperature).log_softmax(-1)
                 log_probs, candidates = (each.view(BLOCKS, self._depths, -1).numpy() for each in logits.topk(64))
                 for block in range(min(BLOCKS, n - 1 - first)):
                     tree = build(log_probs[block], candidates[block], CUTS[-1])
@@ -252,18 +274,24 @@ def main() -> None:
     for name in ("model", "draft", "prompts", "out"):
         own.add_argument(f"--{name}", type=Path, required=True)
     own.add_argument("--count", type=int, default=20, help="prompts of each set")
+    own.add_argument("--draft-temperature", type=float, help="instead of the drafter's own")
     own = pieces.add_parser("replay")
     own.add_argument("tapes", type=Path)
     own.add_argument("--costs", type=Path, required=True)
     own.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     own.add_argument("--out", type=Path, help="JSON to write")
+    own = pieces.add_parser("tau")
+    own.add_argument("tapes", type=Path)
     given = parser.parse_args()
     if given.piece == "record":
         tapes: list[Tape] = []
-        for tape in record(given.model, given.draft, given.prompts, given.count):
+        for tape in record(given.model, given.draft, given.prompts, given.count, given.draft_temperature):
             tapes.append(tape)
             write_tapes(given.out, tapes)
             print(len(tapes), tape.kind, len(tape.held), "places", flush=True)
+        return
+    if given.piece == "tau":
+        print(json.dumps(taus(read_tapes(given.tapes)), indent=1))
         return
     tapes, costs, rows = read_tapes(given.tapes), read_costs(given.costs), []
     texts = {

@@ -27,7 +27,7 @@ def pair(
     )  # fmt: skip
     drafter = DrafterConfig(
         vocab, 5, replace(shape, qk_norm=True), rope, 16, vocab - 267, default_tap_layers(layers, 5), False,
-        (None,) * 5, "bidirectional", 40960, (),
+        (None,) * 5, "bidirectional", 40960, 1.0, (),
     )  # fmt: skip
     return target, drafter
 

@@ -32,12 +32,14 @@ class PlainDrafter:
         block_size: int | None = None,
         draft_window: int | None = None,
         sliding_is_causal: bool = False,
+        draft_temperature: float | None = None,
     ) -> None:
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self._weights = {k: v.double() for k, v in load_file(folder / "model.safetensors").items()}
         self._embedding, self._head = embedding.double(), head.double()
         self.block_size = block_size or self.config["block_size"]
         self._draft_window, self._sliding_is_causal = draft_window, sliding_is_causal
+        self.temperature = draft_temperature or self.config["dflash_config"].get("draft_temperature", 1.0)
 
     @property
     def tap_layers(self) -> list[int]:

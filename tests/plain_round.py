@@ -86,7 +86,7 @@ class PlainEngine:
         take([self._choice(prompt)])
         while not answer.finish_reason:
             committed, root = prompt + answer.tokens[:-1], answer.tokens[-1]
-            tree = self._draft(committed, root, budget, top_k)
+            tree = self.draft(committed, root, budget, top_k, self._drafter.temperature)
             answer.trees.append(tree)
             path: Prefix = ()
             while (*path, choice := self._choice([*committed, root, *path])) in tree.scores:
@@ -108,14 +108,14 @@ class PlainEngine:
         logits = self._look(text)[0]
         return int((logits == logits.max()).nonzero()[0])  # equal logits: the lower token id
 
-    def _draft(self, committed: list[int], root: int, budget: int, top_k: int) -> PlainTree:
+    def draft(self, committed: list[int], root: int, budget: int, top_k: int, temperature: float) -> PlainTree:
         """The best prefixes of the block behind the root; none where the block would leave the drafter's context."""
         if len(committed) + self._drafter.block_size > self._drafter_positions:
             return PlainTree({}, np.zeros((0, 0), np.float32))
         logits = self._drafter.logits(self._look(committed)[1], root)
         # The path and the bonus token behind it must still fit into the context.
         logits = logits[: max(self._max_model_len - 2 - len(committed), 0)]
-        log_probs = torch.log_softmax(logits, dim=-1).float().numpy()
+        log_probs = torch.log_softmax(logits / temperature, dim=-1).float().numpy()
         return PlainTree(best_prefixes(log_probs, budget, top_k), log_probs)
 
 

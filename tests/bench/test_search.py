@@ -94,6 +94,20 @@ def test_it_finds_what_is_best(folder):
         )
 
 
+def test_steps_of_a_draft_temperature_are_plain_numbers(folder):
+    """The third of optuna's own steps is 0.30000000000000004."""
+    steps = '"speculation.draft_temperature" = { low = 0.1, high = 0.5, step = 0.1 }'
+    search = only_search(folder, SEARCH.replace('"speculation.topk_cap" = [1, 2, 4, 8]', steps))
+    out = folder / "out"
+    out.mkdir()
+    found = []
+    for number in range(12):
+        point = search.next_point(read_points(out), out)
+        found.append(point.deployment.speculation.draft_temperature)
+        measure(out, point, number, 100.0)
+    assert set(found) <= {0.1, 0.2, 0.3, 0.4, 0.5} and 0.3 in found
+
+
 def test_what_was_measured_is_all_that_decides(folder):
     """So a search that was cut off goes on as it would have."""
     search = only_search(folder)

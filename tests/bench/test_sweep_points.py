@@ -88,6 +88,51 @@ def test_a_chain_has_no_cap_and_plain_decoding_no_window(tmp_path):
     assert told(found.points)["s1: budget=0, draft_window=unset"].startswith("as s0: algorithm=none")
 
 
+def test_a_draft_temperature_is_of_trees_alone(tmp_path):
+    """Each needs a start of its own; a chain and plain decoding have none, and run once."""
+    algorithms = {"speculation.algorithm": ["ddtree", "dflash", "none"], "speculation.budget": ["unset"]}
+    found = plan(NATIVE, tmp_path, {"grid": algorithms | {"speculation.draft_temperature": [0.8, 1]}})
+    assert told(found.points) == {
+        "s0: algorithm=ddtree, budget=unset, draft_temperature=0.8": "runs",
+        "s0: algorithm=ddtree, budget=unset, draft_temperature=1": "runs",
+        "s0: algorithm=dflash, budget=unset, draft_temperature=0.8": "runs",
+        "s0: algorithm=dflash, budget=unset, draft_temperature=1": (
+            "as s0: algorithm=dflash, budget=unset, draft_temperature=0.8"
+        ),
+        "s0: algorithm=none, budget=unset, draft_temperature=0.8": "runs",
+        "s0: algorithm=none, budget=unset, draft_temperature=1": (
+            "as s0: algorithm=none, budget=unset, draft_temperature=0.8"
+        ),
+    }
+    served = [
+        (group.deployment.speculation.draft_temperature, [variant.mode for variant in group.variants])
+        for group in found.groups
+    ]
+    assert served == [(0.8, ["ar", "tree"]), (1.0, ["server"]), (None, ["server"])]
+    assert found.groups[1].shared_settings()["speculation.draft_temperature"] == 1
+
+
+def test_a_tree_of_one_candidate_a_depth_has_no_draft_temperature(tmp_path):
+    found = plan(
+        SGLANG, tmp_path, {"grid": {"speculation.topk_cap": [1, 4], "speculation.draft_temperature": ["unset", 0.8]}}
+    )
+    assert told(found.points) == {
+        "s0: topk_cap=1, draft_temperature=unset": "runs",
+        "s0: topk_cap=1, draft_temperature=0.8": "as s0: topk_cap=1, draft_temperature=unset",
+        "s0: topk_cap=4, draft_temperature=unset": "runs",
+        "s0: topk_cap=4, draft_temperature=0.8": "runs",
+    }
+
+
+def test_a_draft_temperature_of_1_is_one_point_however_it_is_written(tmp_path):
+    heats = [{"grid": {"speculation.draft_temperature": [heat]}} for heat in (1, 1.0)]
+    found = plan(SGLANG, tmp_path, *heats)
+    assert list(told(found.points).values()) == ["runs", "as s0: draft_temperature=1"]
+    assert found.groups[0].deployment.speculation.draft_temperature == 1.0
+    refused = plan(NATIVE, tmp_path, {"grid": {"speculation.draft_temperature": [0.05, 20, "cold", True]}})
+    assert set(told(refused.points).values()) == {"refused"}
+
+
 def test_what_a_native_server_does_per_request_needs_one_start(tmp_path):
     found = plan(NATIVE, tmp_path, {"grid": {"speculation.budget": [0, 8, 32], "speculation.topk_cap": [1, 4]}})
     (group,) = found.groups

@@ -37,7 +37,8 @@ def test_help_fits_a_narrow_terminal(verb: tuple[str, ...]) -> None:
 
 def test_every_promised_flag_of_generate_exists() -> None:
     shown = set(re.findall(r"--[a-z-]+", ddtree("generate", "--help", COLUMNS="120").stdout))
-    wanted = """--model --draft --mode --budget --top-k-cap --block-size --draft-window --prompt --prompts
+    wanted = """--model --draft --mode --budget --top-k-cap --block-size --draft-window --draft-temperature
+        --prompt --prompts
         --max-new-tokens --temperature --seed --dtype --device --json --no-chat --max-model-len --memory-fraction
         --max-batch --top-p --top-k --min-p --repetition-penalty --presence-penalty --frequency-penalty --stop
         --threads --exact"""
@@ -77,6 +78,13 @@ def test_a_missing_extra_is_named(verb: tuple[str, ...], tmp_path: Path) -> None
         (("generate", *PROMPT, "--model", "m", "--mode", "tree"), ("--mode tree needs a drafter", "add --draft DIR")),
         (("generate", *PROMPT, "--model", "m", "--mode", "chain"), ("--mode chain needs a drafter",)),
         (("generate", *PROMPT, "--mode", "chain", "--top-k-cap", "4"), ("--top-k-cap does not apply to a chain",)),
+        (
+            ("generate", *PROMPT, "--mode", "chain", "--draft-temperature", "0.8"),
+            ("--draft-temperature does not apply to a chain",),
+        ),
+        (("generate", *PROMPT, "--mode", "ar", "--draft-temperature", "0.8"), ("--draft-temperature has no meaning",)),
+        (("generate", *PROMPT, "--draft-temperature", "nan"), ("--draft-temperature", "no plain number")),
+        (("generate", *PROMPT, "--draft-temperature", "0.05"), ("--draft-temperature", "at least 0.1")),
         (("generate", *PROMPT, "--top-p", "0.9"), ("--top-p has no effect at temperature 0",)),
         (("generate", *PROMPT, "--mode", "fast"), ("fast", "tree")),
         (("generate", *PROMPT, "--budget", "many"), ("--budget", "auto or a whole number")),

@@ -92,6 +92,7 @@ def test_pair_options_reach_the_engine(tmp_path: Path) -> None:
         dtype=Dtype.bfloat16,
         block_size=5,
         draft_window=7,
+        draft_temperature=0.6,
         max_model_len=48,
         memory_fraction=0.5,
         max_batch=3,
@@ -105,6 +106,7 @@ def test_pair_options_reach_the_engine(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     wanted = {"device": "cpu", "dtype": "bfloat16", "block_size": 5, "draft_window": 7, "max_model_len": 48}
+    wanted |= {"draft_temperature": 0.6}
     wanted |= {"threads": threads + 1, "mode": "tree", "budget": 6, "model": str(target), "draft": str(drafter)}
     assert {name: facts[name] for name in wanted} == wanted
     assert engine.drafter.config.block_size == 5

@@ -26,7 +26,11 @@ from ddtree.user_cache import cache_folder
 from .test_deployment import BASE, EXAMPLES, PLAIN, SGLANG, VLLM, changed
 
 SGLANG_VERSION = "0.5.16"
-FROM_OUR_PLUGIN = {"--speculative-ddtree-budget", "--speculative-ddtree-topk-cap"}
+FROM_OUR_PLUGIN = {
+    "--speculative-ddtree-budget",
+    "--speculative-ddtree-topk-cap",
+    "--speculative-ddtree-draft-temperature",
+}
 
 # Of vLLM 0.32, vllm/engine/arg_utils.py and the OpenAI server's own; its wheels are too large to fetch for a test.
 VLLM_FLAGS = """
@@ -49,6 +53,7 @@ EVERYTHING: dict[EngineKind, list[dict[str, Any]]] = {
                     "topk_cap": 4,
                     "block_size": 8,
                     "draft_window": 64,
+                    "draft_temperature": 0.8,
                 },
                 "runtime": {
                     "device": "cpu",
@@ -81,6 +86,7 @@ EVERYTHING: dict[EngineKind, list[dict[str, Any]]] = {
                     "topk_cap": 4,
                     "block_size": 8,
                     "draft_window": 64,
+                    "draft_temperature": 1,
                 },
                 "runtime": {
                     "dtype": "bfloat16",
@@ -180,6 +186,7 @@ def test_the_native_server_understands_what_was_meant() -> None:
         "--top-k-cap": 4,
         "--block-size": 8,
         "--draft-window": 64,
+        "--draft-temperature": 0.8,
         "--device": "cpu",
         "--dtype": "float32",
         "--memory-fraction": 0.5,
@@ -296,6 +303,16 @@ def test_vllm_knows_every_flag() -> None:
     assert words[:3] == ("/v/bin/vllm", "serve", "a/b")
     drafting = json.loads(words[words.index("--speculative-config") + 1])
     assert drafting == {"method": "dflash", "model": "a/d", "num_speculative_tokens": 7, "revision": "1" * 40}
+
+
+@pytest.mark.parametrize(
+    ("base", "flag"), [(BASE, "--draft-temperature"), (SGLANG, "--speculative-ddtree-draft-temperature")]
+)
+def test_a_draft_temperature_is_written_plainly_and_only_where_it_is_set(base: dict[str, Any], flag: str) -> None:
+    for given, written in ((0.8, "0.8"), (1, "1.0"), (10, "10.0")):
+        words = command(changed(base, {"engine.venv": "/v", "speculation.draft_temperature": given}))
+        assert (flag, written) in pairwise(words)
+    assert flag not in command(changed(base, {"engine.venv": "/v"}))
 
 
 def test_kimi_is_rendered_as_it_was_found_to_work() -> None:

@@ -63,6 +63,12 @@ def test_the_bases_are_sound() -> None:
         ({"speculation.budget": 0}, ["speculation.budget is 0", "1 to 1024"]),
         ({"speculation.budget": 1025}, ["speculation.budget is 1025"]),
         ({"speculation.budget": True}, ["speculation.budget is True"]),
+        ({"speculation.draft_temperature": 0.09}, ["speculation.draft_temperature is 0.09", "0.1"]),
+        ({"speculation.draft_temperature": 11}, ["speculation.draft_temperature is 11", "10"]),
+        ({"speculation.draft_temperature": float("nan")}, ["speculation.draft_temperature is nan"]),
+        ({"speculation.draft_temperature": float("inf")}, ["speculation.draft_temperature is inf"]),
+        ({"speculation.draft_temperature": "0.8"}, ["speculation.draft_temperature is '0.8'"]),
+        ({"speculation.draft_temperature": True}, ["speculation.draft_temperature is True"]),
         ({"speculation.bugdet": 8}, ["unknown key speculation.bugdet", "did you mean budget?"]),
         ({"modle": {}}, ["unknown key modle", "did you mean model?"]),
         ({"service.port": None}, ["service.port is missing", "Port to listen on"]),
@@ -129,8 +135,13 @@ def test_a_wrong_value_is_refused_by_its_key(changes: dict[str, Any], words: lis
         (BASE, {"drafter": None}, ["without a drafter"]),
         (PLAIN, {"drafter.path": "/d"}, ["[drafter] with"]),
         (PLAIN, {"speculation.budget": 8}, ["speculation.budget has no meaning"]),
+        (PLAIN, {"speculation.draft_temperature": 0.8}, ["speculation.draft_temperature has no meaning"]),
         (PLAIN, {"expect.tau_floor": 2.0}, ["expect.tau_floor"]),
         (BASE, {"speculation.algorithm": "dflash", "speculation.topk_cap": 2}, ["topk_cap does not apply to a chain"]),
+        *(
+            (base, {"speculation.algorithm": "dflash", "speculation.draft_temperature": 0.8}, ["to a chain"])
+            for base in (BASE, SGLANG, VLLM)
+        ),
         (BASE, {"speculation.draft_window": 4, "speculation.block_size": 8}, ["draft_window 4 is below block_size 8"]),
         (BASE, {"runtime.device": "cpu", "runtime.cuda_graphs": True}, ["CUDA graphs", "cpu"]),
         (BASE, {"parallelism.tp": 2}, ["parallelism.tp with the native engine"]),
@@ -174,6 +185,21 @@ def test_a_wrong_value_is_refused_by_its_key(changes: dict[str, Any], words: lis
         (BASE, {"service.supervisor": "process", "service.memory_max_gib": 4.0}, ["service.memory_max_gib"]),
         (BASE, {"service.supervisor": "process", "host.privilege": "sudo"}, ["host.privilege"]),
         (SGLANG, {"drafter": None, "speculation": {"algorithm": "custom"}}, ["without a flag for it"]),
+        (
+            SGLANG,
+            {"drafter": None, "speculation": {"algorithm": "custom", "draft_temperature": 0.8}},
+            ["speculation.draft_temperature has no meaning"],
+        ),
+        (
+            SGLANG,
+            {"speculation.topk_cap": 1, "speculation.draft_temperature": 0.8},
+            ["draft_temperature with topk_cap = 1"],
+        ),
+        (
+            SGLANG,
+            {"runtime.extra_args": ["--speculative-ddtree-draft-temperature=0.8"]},
+            ["speculation.draft_temperature"],
+        ),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) and len(value) < 4 else "",
 )
@@ -182,6 +208,13 @@ def test_a_combination_that_cannot_work_is_refused(
 ) -> None:
     told = str(refusal(changed(base, changes)))
     assert all(word in told for word in words), told
+
+
+@pytest.mark.parametrize("given", [0.1, 0.8, 1, 10])
+def test_a_draft_temperature_is_a_fraction_however_it_is_written(given: float) -> None:
+    found = to_deployment(changed(BASE, {"speculation.draft_temperature": given})).speculation.draft_temperature
+    assert type(found) is float and found == given
+    assert to_deployment(BASE).speculation.draft_temperature is None
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

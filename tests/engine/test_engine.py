@@ -185,6 +185,7 @@ def test_speculation_out_of_range(settings, cause):
         ({"block_size": 1}, "block_size is 1"),
         ({"block_size": 65}, "block_size 65"),
         ({"draft_window": 0}, "draft_window is 0"),
+        *(({"draft_temperature": heat}, "draft_temperature is ") for heat in (0, 0.09, 10.5, float("nan"), True, "1")),
         ({"max_model_len": 257}, "max_model_len 257 is beyond"),
         ({"memory_fraction": 0}, "memory_fraction is 0"),
         ({"memory_fraction": 1e-9}, "GiB may be used"),
@@ -203,6 +204,8 @@ def test_modes_that_draft_need_a_drafter(folders):
         Engine.load(folders[0], speculation=TREE)
     with pytest.raises(UserError, match="mean nothing without a drafter"):
         Engine.load(folders[0], draft_window=4)
+    with pytest.raises(UserError, match="mean nothing without a drafter"):
+        Engine.load(folders[0], draft_temperature=0.8)
     engine = Engine.load(folders[0], dtype="float32", max_model_len=32)
     assert engine.facts()["mode"] == "ar"
     with pytest.raises(UserError, match="mode chain needs a drafter"):
@@ -219,10 +222,12 @@ def test_a_request_that_can_never_fit_the_cache(folders):
 
 def test_facts_echo_what_was_asked_for(folders):
     engine = Engine.load(
-        *folders, dtype="float32", max_model_len=64, draft_window=9, speculation=Speculation("tree", 5, 3)
-    )
+        *folders, dtype="float32", max_model_len=64, draft_window=9, draft_temperature=0.7,
+        speculation=Speculation("tree", 5, 3),
+    )  # fmt: skip
     facts = engine.facts()
     wanted = {"dtype": "float32", "mode": "tree", "budget": 5, "top_k_cap": 3, "block_size": 6, "draft_window": 9}
+    wanted |= {"draft_temperature": 0.7}
     assert {key: facts[key] for key in wanted} == wanted
     assert len(facts["draft_config_sha256"]) == 64
     assert facts["torch"] == torch.__version__

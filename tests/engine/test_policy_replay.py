@@ -17,7 +17,7 @@ from ddtree.engine.budget_policy import CANDIDATES, BudgetPolicy
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from policy_replay import Tape, closed_loop, read_costs, read_tapes, replay  # noqa: E402
+from policy_replay import Tape, closed_loop, read_costs, read_tapes, replay, taus  # noqa: E402
 
 COSTS = read_costs(ROOT / "benchmarks" / "results" / "h200" / "engine_load_trained_bfloat16.json")
 TAPES = read_tapes(Path(__file__).parent / "data" / "tapes.npz")
@@ -40,6 +40,16 @@ def test_after_chat_it_finds_its_way_back(concurrency):
     ways = {way: closed_loop(OTHERS, COSTS, concurrency, way, 2, 6 * concurrency + 60).tok_s for way in (7, 15, 31)}
     auto = closed_loop(OTHERS, COSTS, concurrency, policy, 2, 6 * concurrency + 60).tok_s
     assert auto > 0.96 * max(ways.values())
+
+
+def test_tau_is_of_whole_answers_from_their_beginning():
+    """10 places; trees of 3 hold one token everywhere, those of 7 three at even places and none at odd ones."""
+    held = np.zeros((10, 6), np.int64)
+    held[:, 0], held[::2, 1] = 1, 3
+    tape = Tape("made up", np.zeros((10, 6, 15)), held)
+    told = taus([tape, tape])["made up"]
+    assert told["3"] == 2.0 and told["15"] == 1.0
+    assert told["7"] == pytest.approx(10 / 3, abs=1e-3)  # 4 + 4 + 2, cut by the end
 
 
 def test_rounds_take_what_the_tape_holds():

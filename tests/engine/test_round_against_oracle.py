@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddtree import Engine, Speculation
-from pairs import VOCAB, Pair, assert_same, chat_tokens, greedy, make_pair, real_pair
+from ddtree import Engine, SamplingParams, Speculation
+from pairs import VOCAB, Pair, assert_same, assert_same_tree, chat_tokens, greedy, make_pair, real_pair
 from plain_round import PlainAnswer, PlainEngine, best_prefixes
 from tiny_models import make_drafter, make_target
 
@@ -84,6 +84,34 @@ def test_past_the_end_of_the_drafters_context(tmp_path: Path) -> None:
 @pytest.mark.parametrize("window", [1, 6, 20])
 def test_draft_windows(pair: Pair, window: int) -> None:
     compare(pair.engine(draft_window=window), pair.plain(draft_window=window), 32)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 2.5])
+def test_draft_temperatures(pair: Pair, tmp_path: Path, temperature: float) -> None:
+    """The drafter's own, and one given at the start; trees differ from those at 1."""
+    dflash = {"mask_token_id": 3, "target_layer_ids": [0, 2], "draft_temperature": temperature}
+    own = make_pair(tmp_path, dflash_config=dflash)
+    assert own.engine().facts()["draft_temperature"] == temperature
+    compare(own.engine(), own.plain(), 16)
+    given = compare(pair.engine(draft_temperature=temperature), pair.plain(draft_temperature=temperature), 16)
+    back = compare(own.engine(draft_temperature=1), own.plain(draft_temperature=1.0), 16)
+    assert given.tokens == back.tokens and given.trees[0].scores.keys() != back.trees[0].scores.keys()
+
+
+@pytest.mark.parametrize(("sampling", "wanted"), [(0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (1.5, 1.0)])
+def test_requests_that_sample_get_trees_at_their_own_temperature(pair: Pair, sampling: float, wanted: float) -> None:
+    """Together with a greedy one in a batch; between 0 and 1 the temperature changes in proportion."""
+    params = [SamplingParams(max_new_tokens=20, temperature=heat, seed=3, ignore_eos=True) for heat in (sampling, 0.0)]
+    speculation = Speculation("tree", 16)
+    completions = pair.engine(draft_temperature=0.4).generate(
+        PROMPTS[:2], params, speculation=speculation, record_trees=True
+    )
+    plain = pair.plain()
+    for completion, prompt, temperature in zip(completions, PROMPTS, (wanted, 0.4), strict=False):
+        text, rounds = [*prompt, completion.token_ids[0]], iter(completion.token_ids[1:])
+        for length, tree in zip(completion.stats.accepted_lengths, completion.trees, strict=True):
+            assert_same_tree(tree, plain.draft(text[:-1], text[-1], 16, 16, temperature))
+            text += [next(rounds) for _ in range(length)]
 
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 9}

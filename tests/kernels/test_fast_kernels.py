@@ -241,8 +241,9 @@ if GPU:
 
 @pytest.mark.usefixtures("cuda_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sharp", [False, True], ids=["plain", "sharp"])
 @pytest.mark.parametrize("case", TOP_CASES, ids=str)
-def test_top_log_probs(dtype: torch.dtype, case: tuple[int, int, int, str]) -> None:
+def test_top_log_probs(dtype: torch.dtype, sharp: bool, case: tuple[int, int, int, str]) -> None:
     depths, vocab, k, kind = case
     logits = torch.randn(2, depths, vocab) * 4
     if kind == "ties":
@@ -252,7 +253,8 @@ def test_top_log_probs(dtype: torch.dtype, case: tuple[int, int, int, str]) -> N
     if kind == "inf":
         logits[..., 5:] = -torch.inf
     logits = logits.to(dtype).to(DEVICE)
-    want, got = top_log_probs(logits, k), FAST.top_log_probs(logits, k)
+    sharpness = torch.tensor([1.25, 0.5], device=DEVICE) if sharp else None
+    want, got = top_log_probs(logits, k, sharpness), FAST.top_log_probs(logits, k, sharpness)
     assert torch.equal(got[1], want[1])
     torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-5)
     assert bool((got[0] <= 0).all())
@@ -294,15 +296,17 @@ def test_take_seats(cuda_kernels: None, slots: list[int]) -> None:
     table = torch.randint(1, 99, (5, 70), device=DEVICE)
     committed, pending = torch.tensor([9, 3, 250, 0, 77], device=DEVICE), torch.tensor([2, 3, 16, 0, 5], device=DEVICE)
     roots, prompts = torch.randint(0, 1000, (2, 5), device=DEVICE)
-    states = [(table, committed.clone(), roots, prompts, pending.clone()) for _ in range(2)]
+    sharpness = torch.tensor([1.0, 1.25, 2.0, 1.5, 0.5], device=DEVICE)
+    states = [(table, committed.clone(), roots, prompts, pending.clone(), sharpness) for _ in range(2)]
     rows = torch.tensor(slots, device=DEVICE)
     want, got = (kernel(rows, *state, 200) for kernel, state in zip((take_seats, FAST.take_seats), states, strict=True))
     for name, tensor in vars(want).items():
         assert torch.equal(vars(got)[name], tensor), name
     assert [int(n) for n in want.injected] == [{0: 7, 1: 0, 2: 234, 4: 0}[slot] for slot in slots]
     assert [int(n) for n in want.room] == [{0: 189, 1: 195, 2: 0, 4: 198}[slot] for slot in slots]
+    assert want.sharpness.tolist() == [{0: 1.0, 1: 1.25, 2: 2.0, 4: 0.5}[slot] for slot in slots]
     if 4 in slots:  # the spare slot is emptied
-        for _, lengths, _, _, waiting in states:
+        for _, lengths, _, _, waiting, _ in states:
             assert lengths[4] == 0 and waiting[4] == 0
 
 

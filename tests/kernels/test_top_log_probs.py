@@ -38,3 +38,23 @@ def test_equals_sorting(seed, vocab, k, coarse):
 def test_all_equal_logits_take_the_lowest_ids(dtype):
     _, ids = top_log_probs(torch.full((1, 1, 1000), -3.0, dtype=dtype), 5)
     assert ids.flatten().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_sharpness_is_of_each_sequence_and_is_a_temperature():
+    logits = torch.randn(3, 2, 500) * 3
+    sharpness = torch.tensor([1.0, 1.25, 0.5])
+    values, ids = top_log_probs(logits, 20, sharpness)
+    for b, temperature in enumerate((1.0, 0.8, 2.0)):
+        for d in range(2):
+            expected, order = by_sorting(logits[b, d].numpy().astype(np.float64) / temperature, 20)
+            np.testing.assert_array_equal(ids[b, d].numpy(), order)
+            np.testing.assert_allclose(values[b, d].numpy(), expected, rtol=0, atol=4e-6)
+    assert torch.equal(values[0], top_log_probs(logits, 20)[0][0])
+
+
+def test_sharpness_changes_no_order():
+    """The order is that of the logits themselves, however close together sharpness brings them."""
+    logits = torch.tensor([[[100.0, 100.5, 100.5, 99.5, -torch.inf]]], dtype=torch.bfloat16)
+    values, ids = top_log_probs(logits, 5, torch.tensor([1e-3]))
+    assert ids.flatten().tolist() == [1, 2, 0, 3, 4]
+    assert values[0, 0, 4] == -torch.inf and bool((values[0, 0, 1:] <= values[0, 0, :-1]).all())

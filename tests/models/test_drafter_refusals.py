@@ -76,6 +76,10 @@ def test_broken_json(folder: Path, target: Target, content: str) -> None:
         ({"num_target_layers": 0}, f"num_target_layers 0, the target has 6: {OTHER}"),
         *(({"rms_norm_eps": value}, "rms_norm_eps is ") for value in (0, 1, float("nan"), float("inf"), 10**400)),
         *(({"rope_theta": value}, "rope_theta is ") for value in (0, -1.0, 0.5, float("nan"), float("inf"), 10**400)),
+        *(
+            ({"dflash_config": {"mask_token_id": 3, "draft_temperature": heat}}, "dflash_config.draft_temperature is ")
+            for heat in (0, 0.05, 11, -1.0, float("nan"), True, "1", None)
+        ),
         ({"block_size": None}, "block_size is missing"),
         ({"block_size": 1}, "block_size 1 is out of range"),
         ({"block_size": 65}, "block_size 65 is out of range"),

@@ -417,6 +417,22 @@ def test_settings_that_were_deployed_have_their_names(tmp_path):
     assert names == ["ar", "chain, cuda_graphs false", "tree 8, draft_window 512"]
 
 
+def test_draft_temperatures_are_told_apart_and_held_against_the_same_plain_decoding(tmp_path):
+    folders = []
+    for heat, tree in ((0.8, 120.0), (1, 100.0)):
+        cells = {("w", None, 1, "tree:8"): {"total_tok_s": tree}}
+        cells |= {("w", None, 1, "ar"): {"total_tok_s": 50.0}} if heat == 1 else {}
+        settings = {"speculation.draft_temperature": heat}
+        folders.append(write_run(tmp_path / str(heat), cells, settings=settings))
+    results = read_results(folders)
+    assert [each.name for each in results.configurations] == [
+        "ar", "tree 8, draft_temperature 0.8", "tree 8, draft_temperature 1",
+    ]  # fmt: skip
+    (found,) = recommend(results)
+    assert found.configuration.name == "tree 8, draft_temperature 0.8"
+    assert "against plain decoding it is 2.40 to 2.40 times as fast" in found.reason
+
+
 def test_a_run_of_another_version_is_refused(tmp_path):
     folder = write_run(tmp_path / "run", matrix())
     content = json.loads((folder / "run.json").read_text()) | {"new_field": 1}

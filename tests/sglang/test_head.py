@@ -1,7 +1,7 @@
 """The tree head: one rank or several give the trees of the whole vocabulary, and fast kernels those of the twins."""
 
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from ddtree.sglang.kernel_choice import WorkerKernels, choose_kernels
 from ddtree.sglang.settings import TreeSettings
 from devices import DEVICE, GPU
 
-SETTINGS = TreeSettings(budget=12, topk_cap=5, block_size=7)
+SETTINGS = TreeSettings(budget=12, topk_cap=5, block_size=7, draft_temperature=0.5)
 CONTEXT = 64
 
 
@@ -54,9 +54,34 @@ def inputs(batch: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return states, torch.randint(0, 90, (batch * block,)), positions
 
 
+@dataclass
+class Sampling:
+    """As SGLang tells of a batch: a greedy request among sampled ones has temperature 1 and takes one token."""
+
+    is_all_greedy: bool
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+
+
+MIXED = Sampling(False, torch.tensor([[1.0], [0.6], [1.0], [2.0]]), torch.tensor([1, 1 << 30, 50, 1 << 30]))
+GREEDY = Sampling(True, torch.ones(4, 1), torch.ones(4))
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_build_the_tree_of_the_whole_vocabulary(batch: int, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "temperatures"),
+    [
+        ([None], [0.5] * 4),
+        ([MIXED], [0.5, 0.8, 1.0, 1.0]),
+        ([MIXED, GREEDY], [0.5] * 4),
+        ([GREEDY, None, MIXED], [0.5, 0.8, 1.0, 1.0]),
+    ],
+    ids=["greedy", "mixed", "greedy again", "mixed again"],
+)
+def test_ranks_build_the_tree_of_the_whole_vocabulary(
+    batch: int, ranks: int, rounds: list[Sampling | None], temperatures: list[float]
+) -> None:
     torch.manual_seed(0)
     hidden, per_rank = 6, 30
     weight = torch.randint(-2, 3, (ranks * per_rank, hidden)).float()
@@ -66,6 +91,10 @@ def test_ranks_build_the_tree_of_the_whole_vocabulary(batch: int, ranks: int) ->
         part = torch.cat((weight[rank * per_rank : (rank + 1) * per_rank], torch.full((4, hidden), 9.0)))  # padding
         shard = HeadShard(part, per_rank, rank * per_rank, gathering.member(rank) if ranks > 1 else None)
         heads.append(TreeHead(shard, SETTINGS, 5, CONTEXT, twins()))
+    for head in heads:
+        for sampling in rounds:
+            cut = sampling and Sampling(sampling.is_all_greedy, sampling.temperatures[:batch], sampling.top_ks[:batch])
+            head.take_temperatures(cut, batch)
     threads = [threading.Thread(target=head, args=(states, ids, positions)) for head in heads]
     for thread in threads:
         thread.start()
@@ -74,7 +103,7 @@ def test_ranks_build_the_tree_of_the_whole_vocabulary(batch: int, ranks: int) ->
 
     block, depths = SETTINGS.block_size, SETTINGS.depths
     logits = states.view(batch, block, hidden)[:, 1 : 1 + depths] @ weight.T
-    log_probs, tokens = top_log_probs(logits, SETTINGS.topk_cap)
+    log_probs, tokens = top_log_probs(logits / torch.tensor(temperatures[:batch])[:, None, None], SETTINGS.topk_cap)
     room = (CONTEXT - 1 - positions.view(batch, block)[:, 0]).clamp_min(0)
     want = build_tree(log_probs, tokens, ids.view(batch, block)[:, 0], SETTINGS.budget, room)
     for head in heads:

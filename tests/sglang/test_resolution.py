@@ -27,17 +27,21 @@ SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"speculative_num_draft_tokens": 17, "speculative_eagle_topk": 2, "speculative_num_steps": 1,
          "speculative_dflash_block_size": 16, "attention_backend": "fa3", "max_running_requests": 48,
          "speculative_draft_attention_backend": "fa3",
-         "resolved": {"budget": 16, "topk_cap": 16, "block_size": 16, **SWITCHES}},
+         "resolved": {"budget": 16, "topk_cap": 16, "block_size": 16, "draft_temperature": 0.8, **SWITCHES}},
     ),
     "default budget, cap 4": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "4"],
         {"speculative_num_draft_tokens": 33,
-         "resolved": {"budget": 32, "topk_cap": 4, "block_size": 16, **SWITCHES}},
+         "resolved": {"budget": 32, "topk_cap": 4, "block_size": 16, "draft_temperature": 0.8, **SWITCHES}},
+    ),
+    "another draft temperature than the drafter's own": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "8", "--speculative-ddtree-draft-temperature", "1"],
+        {"resolved": {"budget": 8, "topk_cap": 8, "block_size": 16, "draft_temperature": 1.0, **SWITCHES}},
     ),
     "a chain is DFLASH's shape": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1"],
         {"speculative_num_draft_tokens": 16, "speculative_eagle_topk": 1, "speculative_num_steps": 1,
-         "resolved": {"budget": 15, "topk_cap": 1, "block_size": 16, **SWITCHES}},
+         "resolved": {"budget": 15, "topk_cap": 1, "block_size": 16, "draft_temperature": 0.8, **SWITCHES}},
     ),
     "a short chain": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1", "--speculative-ddtree-budget", "7"],
@@ -79,6 +83,16 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         [*TREE, *FA3, "--speculative-ddtree-budget", "auto", "--speculative-ddtree-concurrency", "0"], "from 1 to 4096",
     ),
     "no candidates": ([*TREE, *FA3, "--speculative-ddtree-topk-cap", "0"], "from 1 to 128"),
+    "a draft temperature out of range": (
+        [*TREE, *FA3, "--speculative-ddtree-draft-temperature", "0.05"], "give a number from 0.1 to 10",
+    ),
+    "no number for a draft temperature": (
+        [*TREE, *FA3, "--speculative-ddtree-draft-temperature", "nan"], "give a number from 0.1 to 10",
+    ),
+    "a chain with a draft temperature": (
+        [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1", "--speculative-ddtree-draft-temperature", "0.8"],
+        "means nothing to a chain",
+    ),
     "EAGLE's cap": ([*TREE, *FA3, "--speculative-eagle-topk", "4"], "--speculative-ddtree-topk-cap"),
     "chain-only backend": ([*TREE, "--attention-backend", "torch_native"], "use --attention-backend fa3 or triton"),
     "chain-only decode backend": (

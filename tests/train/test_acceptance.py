@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ddtree.train.acceptance import (
     Evaluation,
     EvaluationRequest,
     evaluate_drafter,
+    keep_draft_temperature,
     keep_expected_tau,
     read_expected_tau,
 )
@@ -76,12 +78,31 @@ def test_what_was_measured_is_kept_for_those_weights_only(pair: Pair, prompts: l
     told = json.loads((tmp_path / "expected_tau.json").read_text())
     assert told["n_prompts"] == {"short": 2, "long": 2}
     assert told["tau"]["long"] == {str(row.plan): round(row.tau, 6) for row in evaluation.rows[2:]}
-    assert "float32, greedy, at most 20 new tokens" in told["measured"]
+    assert "float32, greedy, draft temperature 1, at most 20 new tokens" in told["measured"]
+    assert told["draft_temperature"] == evaluation.draft_temperature == 1.0
     (tmp_path / "model.safetensors").write_bytes(weights.read_bytes())
     expected = read_expected_tau(tmp_path)
     assert expected is not None and expected.tau == told["tau"]
     (tmp_path / "model.safetensors").write_bytes(weights.read_bytes() + b"another")
     assert read_expected_tau(tmp_path) is None
+
+
+def test_a_draft_temperature_is_tried_and_made_the_drafters_own(
+    pair: Pair, prompts: list[Path], tmp_path: Path
+) -> None:
+    tried = evaluate(pair, prompts, draft_temperature=0.3)
+    assert tried.draft_temperature == 0.3
+    copy = Path(shutil.copytree(pair.drafter, tmp_path / "drafter"))
+    keep_draft_temperature(copy, 0.3)
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (pair.drafter, copy))
+    assert after["dflash_config"] == before["dflash_config"] | {"draft_temperature": 0.3}
+    assert after == before | {"dflash_config": after["dflash_config"]}
+    own = evaluate(Pair(pair.target, copy), prompts)
+    assert own.draft_temperature == 0.3 and own.rows == tried.rows
+    chain, tree = ([row.rounds for row in tried.rows if row.plan == plan] for plan in ("chain", 4))
+    as_before = evaluate(pair, prompts)
+    assert [row.rounds for row in as_before.rows if row.plan == "chain"] == chain, "a chain is no other"
+    assert [row.rounds for row in as_before.rows if row.plan == 4] != tree
 
 
 def test_the_shipped_drafter_has_its_expected_tau() -> None:

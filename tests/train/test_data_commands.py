@@ -94,6 +94,13 @@ def test_evaluate_prints_a_table_and_keeps_it(tmp_path: Path) -> None:
     told = json.loads(ddtree(*command, "--json").stdout)
     assert told["tau"] == pytest.approx([tau["chain"], tau["4"]], abs=1e-4)
     assert is_one_line_for_the_user(ddtree(*command, "--budgets", "chain,many"), "--budgets names 'many'")
+    config = pair.drafter / "config.json"
+    for wrong in ("nan", "0.05", "cold"):
+        assert is_one_line_for_the_user(ddtree(*command, "--keep", "--draft-temperature", wrong), "temperature")
+    assert "draft_temperature" not in config.read_text()
+    done = ddtree(*command, "--keep", "--draft-temperature", "0.5")
+    assert done.returncode == 0 and "draft temperature 0.5" in done.stderr
+    assert json.loads(config.read_text())["dflash_config"]["draft_temperature"] == 0.5
 
 
 def test_the_installed_demo_keeps_its_own_figures(capsys: pytest.CaptureFixture[str]) -> None:

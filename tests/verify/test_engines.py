@@ -102,10 +102,16 @@ def test_sglang_settings():
 
 def test_sglang_tells_what_the_scheduler_resolved():
     with engine(
-        sglang_pages(state={"speculative_draft_window_size": None, "speculative_ddtree_topk_cap": 4})
+        sglang_pages(
+            state={
+                "speculative_draft_window_size": None,
+                "speculative_ddtree_topk_cap": 4,
+                "speculative_ddtree_draft_temperature": 0.8,
+            }
+        )
     ) as adapter:
         found = adapter.effective().settings
-    assert found["draft_window"] is None and found["top_k_cap"] == 4
+    assert found["draft_window"] is None and found["top_k_cap"] == 4 and found["draft_temperature"] == 0.8
 
 
 @pytest.mark.parametrize(
@@ -125,9 +131,11 @@ def test_sglang_tells_by_two_keys_whether_decoding_replays_graphs(told, expected
 
 
 def test_sglang_without_speculation():
-    with engine(sglang_pages(speculative_algorithm=None, speculative_num_draft_tokens=None)) as adapter:
+    of_drafts = {"speculative_num_draft_tokens": None, "speculative_ddtree_draft_temperature": 0.8}
+    with engine(sglang_pages(speculative_algorithm=None, **of_drafts)) as adapter:
         found = adapter.effective().settings
-    assert found["algorithm"] == "none" and not {"budget", "block_size", "draft_window"} & found.keys()
+    absent = {"budget", "block_size", "draft_window", "draft_temperature"}
+    assert found["algorithm"] == "none" and not absent & found.keys()
 
 
 def test_sglang_counters_and_their_absence():

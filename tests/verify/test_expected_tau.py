@@ -91,17 +91,28 @@ def test_a_declared_floor_wins(own):
     assert "5.00 (chat)" in words(tau_of(verdict)) and "declared by command line" in words(tau_of(verdict))
 
 
+DATA = {
+    "engine": {"kind": "native"},
+    "model": {"path": "/models/target"},
+    "drafter": {"path": "/models/drafter"},
+    "speculation": {"algorithm": "ddtree", "budget": 8},
+    "service": {"name": "x", "port": 8000},
+}
+
+
+@pytest.mark.parametrize("given", [None, 0.8, 1])
+def test_a_flag_and_a_file_declare_the_draft_temperature(tmp_path, given):
+    speculation = DATA["speculation"] | ({} if given is None else {"draft_temperature": given})
+    by_file = from_deployment(to_deployment(DATA | {"speculation": speculation}, folder=tmp_path), "x.toml")
+    by_flag = resolve("http://x", None, Declared(draft_temperature=given)).expectation
+    for found in (by_file, by_flag):
+        assert found.settings.get("draft_temperature") == given
+
+
 def test_a_flag_and_a_file_declare_it(tmp_path):
-    data = {
-        "engine": {"kind": "native"},
-        "model": {"path": "/models/target"},
-        "drafter": {"path": "/models/drafter"},
-        "speculation": {"algorithm": "ddtree", "budget": 8},
-        "service": {"name": "x", "port": 8000},
-    }
     for floor in (None, 1.2, 3.0):
         expect = {} if floor is None else {"expect": {"tau_floor": floor}}
-        by_file = from_deployment(to_deployment(data | expect, folder=tmp_path), "x.toml")
+        by_file = from_deployment(to_deployment(DATA | expect, folder=tmp_path), "x.toml")
         by_flag = resolve("http://x", None, Declared(tau_floor=floor)).expectation
         for found in (by_file, by_flag):
             assert (found.tau_floor, found.is_tau_floor_declared) == (floor or 1.2, floor is not None)
@@ -122,6 +133,7 @@ def test_the_promise_of_other_weights_is_told_and_not_used(own):
         ({}, {}, {}, "expected tau of this drafter is not known"),
         ({"16": 5.0}, {"draft_window": 64}, {}, "no floor here: it was measured without a draft window"),
         ({"16": 5.0}, {"block_size": 4}, {}, "no floor here: it was measured with blocks of 2 tokens"),
+        ({"16": 5.0}, {"draft_temperature": 0.8}, {}, "no floor here: it was measured at the draft temperature 1.0"),
         ({"16": 5.0}, {}, {"probe_tokens": 12}, "no floor here: answers of 12 tokens are short"),
     ],
 )
@@ -129,6 +141,41 @@ def test_a_promise_of_other_drafts_is_no_floor(own, row, declared, options, told
     promise(own[1], chat=row)
     finding = tau_of(verify(own, Expectation(settings=declared), **options))
     assert finding.status is Status.proven and finding.claim == FLOOR.format(1.2) and told in words(finding)
+
+
+@pytest.mark.parametrize(
+    ("measured", "own_heat", "declared", "is_floor"),
+    [
+        (0.8, 0.8, {"draft_temperature": 0.8}, True),
+        (0.8, 0.8, {"draft_temperature": 0.8000000119}, True),
+        (0.8, 0.8, {"draft_temperature": 1}, False),
+        (0.8, 0.8, {"algorithm": "dflash", "draft_temperature": 1}, True),
+        (None, 0.7, {"draft_temperature": 1}, True),
+        (None, 0.7, {"draft_temperature": 0.7}, True),
+        (None, 0.7, {"draft_temperature": 0.8}, False),
+        (None, None, {"draft_temperature": 1}, True),
+        (None, None, {"draft_temperature": 0.8}, False),
+        (0.8, None, {"draft_temperature": 0.8}, True),
+    ],
+)
+def test_trees_are_held_at_the_measured_draft_temperature_and_at_the_drafters_own(
+    own, measured, own_heat, declared, is_floor
+):
+    """Files that say nothing are of 1. What is declared decides here, not what the server was started with."""
+    promise(own[1], chat={"16": 3.0, "chain": 3.0})
+    kept = own[1] / "expected_tau.json"
+    if measured is not None:
+        kept.write_text(json.dumps(json.loads(kept.read_text()) | {"draft_temperature": measured}))
+    file = own[1] / "config.json"
+    config = file.read_text()
+    dflash = json.loads(config)["dflash_config"] | ({} if own_heat is None else {"draft_temperature": own_heat})
+    file.write_text(json.dumps(json.loads(config) | {"dflash_config": dflash}))
+    try:
+        finding = tau_of(verify(own, Expectation(settings=declared)))
+    finally:
+        file.write_text(config)
+    assert finding.claim == FLOOR.format(1.5 if is_floor else 1.2)
+    assert (f"at the draft temperature {measured or 1.0}" in words(finding)) == (not is_floor)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"drafter_sha256": "0", "tau": {"chat": {"16": "NaN"}}}', None])

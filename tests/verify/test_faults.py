@@ -64,13 +64,26 @@ def test_declared_and_effective_agree(server, pair):
     target, drafter = pair
     declared = {
         "algorithm": "ddtree", "budget": VOCAB, "top_k_cap": VOCAB, "block_size": 2, "draft_window": None,
+        "draft_temperature": 1,
         "model": str(target), "drafter": f"{drafter}/", "dtype": "float32", "tp": 1,
     }  # fmt: skip
     verdict = verify(server.url, Expectation(engine="native", model_name="tiny", settings=declared, tok_s_floor=1))
     assert verdict.status is Status.proven, verdict.to_json()
     claims = [finding.claim for finding in verdict.findings if finding.status is Status.proven]
-    assert "draft window is not limited" in claims and "one request decodes at least 1 tok/s" in claims
+    assert {"draft temperature is 1", "draft window is not limited"} <= set(claims)
+    assert "one request decodes at least 1 tok/s" in claims
     assert sum("the folder" in claim or f"is the one in {target}" in claim for claim in claims) >= 1
+
+
+def test_a_draft_temperature_that_the_server_was_started_with(pair):
+    with ServerProcess(*pair, *DRAFTS, "--draft-temperature", "0.8") as server:
+        verdict = verify(server.url, Expectation(settings={"draft_temperature": 0.8}))
+        assert verdict.status is Status.proven, verdict.to_json()
+        assert "draft temperature is 0.8" in [each.claim for each in verdict.findings]
+        bare = verify(server.url)
+        assert bare.status is Status.proven and "draft temperature is 0.8" in [each.claim for each in bare.findings]
+        finding = only(verify(server.url, Expectation(settings={"draft_temperature": 1.0})), "settings")
+    assert finding.claim == "draft temperature is 1.0" and "/server_info, effective: 0.8" in words(finding)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,7 @@ def test_declared_and_effective_agree(server, pair):
         ("top_k_cap", 4, "top-k cap is 4"),
         ("block_size", 8, "block size is 8"),
         ("draft_window", 64, "draft window is 64"),
+        ("draft_temperature", 0.8, "draft temperature is 0.8"),
         ("algorithm", "dflash", "speculation algorithm is dflash"),
         ("model", "owner/other", "model is owner/other"),
         ("tp", 8, "tensor parallelism is 8"),

@@ -26,7 +26,7 @@ from ddtree.verify.command_line import settings_of
 from ddtree.verify.finding import overall, proven, unknown, violated
 from ddtree.verify.gauges import Gauges
 from ddtree.verify.host_process import HostProcess, listening_process, read_process
-from ddtree.verify.probes.settings import hold_command, same
+from ddtree.verify.probes.settings import hold_command, same, told
 from ddtree.verify.timer import render_timer
 
 QUICK = ("--probe-tokens", "12", "--long-tokens", "120", "--concurrency", "2", "--speed-tolerance", "0.1")
@@ -105,6 +105,9 @@ tau_floor = 1.5
         (["nothing.toml"], "nothing.toml"),
         (["http://x", "--expect", "none", "--budget", "4"], "has no meaning with --expect none"),
         (["http://x", "--draft-window", "many"], "write a number of tokens, or all"),
+        (["http://x", "--expect", "none", "--draft-temperature", "0.8"], "has no meaning with --expect none"),
+        (["http://x", "--draft-temperature", "0.09"], "at least 0.1"),
+        (["http://x", "--draft-temperature", "nan"], "is no plain number"),
         (["http://x", "--metrics-port", "0"], "add --watch"),
         (["http://x", "--new-baseline", "--no-baseline"], "contradict"),
         (["http://x", "--api-key-file", "/no/such"], "cannot read the key file"),
@@ -292,13 +295,15 @@ def test_settings_on_a_command_line():
         "--speculative-config",
         config,
         "--max-model-len=4096",
+        "--speculative-ddtree-draft-temperature",
+        "0.8",
         "--enforce-eager",
         "--tp-size",
         "x",
     ]
     assert settings_of(words) == {
         "algorithm": "dflash", "budget": 7, "block_size": 8, "drafter": "/d", "context_length": 4096,
-        "cuda_graphs": False,
+        "cuda_graphs": False, "draft_temperature": 0.8,
     }  # fmt: skip
     assert settings_of(["--budget", "--speculative-algorithm"]) == {"algorithm": ""}
 
@@ -310,6 +315,12 @@ def test_settings_on_a_command_line():
         ("budget", "auto", "auto", True),
         ("draft_window", None, None, True),
         ("draft_window", None, 2048, False),
+        ("draft_temperature", 1.0, 1, True),
+        ("draft_temperature", 1, 1.0, True),
+        ("draft_temperature", 0.8, 0.800000011920929, True),  # as float32 holds it
+        ("draft_temperature", 0.8, 0.81, False),
+        ("draft_temperature", 0.8, None, False),
+        ("draft_temperature", float("nan"), float("nan"), False),
         ("memory_fraction", 0.85, 0.85, True),
         ("memory_fraction", 0.85, 0.9, False),
         ("cuda_graphs", True, True, True),
@@ -321,6 +332,10 @@ def test_settings_on_a_command_line():
 )
 def test_spellings_of_a_setting(name, wanted, found, alike):
     assert same(name, wanted, found) is alike
+
+
+def test_fractions_are_told_plainly():
+    assert [told(each) for each in (0.8, 0.800000011920929, 0.1 + 0.2, 10.0)] == ["0.8", "0.8", "0.3", "10.0"]
 
 
 def test_verdicts():

@@ -38,6 +38,7 @@ def load_engine(
         speculation=speculation,
         block_size=options.block_size,
         draft_window=options.draft_window,
+        draft_temperature=options.draft_temperature,
         max_model_len=options.max_model_len,
         memory_fraction=options.memory_fraction,
         max_batch=options.max_batch,

@@ -52,6 +52,12 @@ class PairOptions:
     draft_window: Annotated[
         int | None, typer.Option(min=1, help="Recent context tokens that the drafter attends to. Default: all.")
     ] = None
+    draft_temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, max=10, help="Below 1 trees grow deeper, above 1 broader; the text stays. Default: the drafter's."
+        ),
+    ] = None
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Longest context in tokens. Default: the model's.")
     ] = None
@@ -117,14 +123,18 @@ def chosen_mode(pair: PairOptions, speculation: SpeculationOptions) -> Mode:
     if mode is not Mode.ar:
         if not has_drafter:
             raise UserError(f"--mode {mode.value} needs a drafter", "add --draft DIR, or use --mode ar")
-        if mode is Mode.chain and speculation.top_k_cap is not None:
-            raise UserError("--top-k-cap does not apply to a chain", "leave it out, or use --mode tree")
+        if mode is Mode.chain:
+            only_trees = {"--top-k-cap": speculation.top_k_cap, "--draft-temperature": pair.draft_temperature}
+            for flag, given in only_trees.items():
+                if given is not None:
+                    raise UserError(f"{flag} does not apply to a chain", "leave it out, or use --mode tree")
         return mode
     for flag, value in {
         "--budget": speculation.budget,
         "--top-k-cap": speculation.top_k_cap,
         "--block-size": pair.block_size,
         "--draft-window": pair.draft_window,
+        "--draft-temperature": pair.draft_temperature,
     }.items():
         if value is not None:
             remedy = "leave it out" if speculation.mode else "add --draft DIR"

@@ -63,6 +63,9 @@ class Declared:
     draft_window: Annotated[
         str | None, typer.Option(metavar="N|all", help="Context tokens that the drafter attends to.")
     ] = None
+    draft_temperature: Annotated[
+        float | None, typer.Option(min=0.1, max=10, help="Temperature of the drafter's probabilities for trees.")
+    ] = None
     context_length: Annotated[int | None, typer.Option(min=2, metavar="N", help="Longest context in tokens.")] = None
     model: Annotated[str | None, typer.Option(metavar="DIR|ID", help="Where the target comes from.")] = None
     draft: Annotated[str | None, typer.Option(metavar="DIR|ID", help="Where the drafter comes from.")] = None
@@ -149,6 +152,7 @@ def _from_flags(declared: Declared) -> Expectation:
             "--top-k-cap": declared.top_k_cap,
             "--block-size": declared.block_size,
             "--draft-window": declared.draft_window,
+            "--draft-temperature": declared.draft_temperature,
             "--tau-floor": declared.tau_floor,
             "--draft": declared.draft,
         }.items():
@@ -159,6 +163,7 @@ def _from_flags(declared: Declared) -> Expectation:
         "budget": parse_budget(declared.budget, DecodeMode.tree),
         "top_k_cap": declared.top_k_cap,
         "block_size": declared.block_size,
+        "draft_temperature": declared.draft_temperature,
         "context_length": declared.context_length,
         "model": declared.model,
         "drafter": declared.draft,

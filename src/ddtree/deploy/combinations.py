@@ -63,7 +63,7 @@ def _weights(deployment: Declaration) -> None:
 def _speculation(deployment: Declaration) -> None:
     speculation = deployment.speculation
     if speculation.algorithm in ("none", "custom"):
-        for key in ("budget", "topk_cap", "block_size", "draft_window"):
+        for key in ("budget", "topk_cap", "block_size", "draft_window", "draft_temperature"):
             if getattr(speculation, key) is not None:
                 refuse(
                     f'speculation.{key} has no meaning with algorithm = "{speculation.algorithm}"',
@@ -71,10 +71,12 @@ def _speculation(deployment: Declaration) -> None:
                 )
         if deployment.expect.tau_floor is not None and speculation.algorithm == "none":
             refuse('expect.tau_floor has no meaning with algorithm = "none"', "leave it out")
-    if speculation.algorithm == "dflash" and speculation.topk_cap is not None:
-        refuse("speculation.topk_cap does not apply to a chain", 'leave it out, or set algorithm = "ddtree"')
-    if speculation.algorithm == "dflash" and speculation.budget == "auto":
-        refuse("speculation.budget = auto does not apply to a chain", 'write a number, or set algorithm = "ddtree"')
+    if speculation.algorithm == "dflash":
+        for key in ("topk_cap", "draft_temperature"):
+            if getattr(speculation, key) is not None:
+                refuse(f"speculation.{key} does not apply to a chain", 'leave it out, or set algorithm = "ddtree"')
+        if speculation.budget == "auto":
+            refuse("speculation.budget = auto does not apply to a chain", 'write a number, or set algorithm = "ddtree"')
     window, block = speculation.draft_window, speculation.block_size
     if window is not None and block is not None and window < block:
         refuse(f"speculation.draft_window {window} is below block_size {block}", "make the window at least one block")
@@ -163,6 +165,11 @@ def _sglang_speculation(deployment: Declaration) -> None:
     if not isinstance(speculation.budget, int):
         refuse(
             f"speculation.budget is {speculation.budget or 'missing'} with sglang", "write a number of nodes, such as 8"
+        )
+    if speculation.topk_cap == 1 and speculation.draft_temperature is not None:
+        refuse(
+            "speculation.draft_temperature with topk_cap = 1, which makes the tree a chain",
+            "leave it out, or raise topk_cap",
         )
     backend = runtime.attention_backend
     if deployment.model.attention == "mla":

@@ -76,6 +76,7 @@ def _native(deployment: Deployment, key_file: str) -> list[str]:
     flags.add_if("--top-k-cap", speculation.topk_cap)
     flags.add_if("--block-size", speculation.block_size)
     flags.add_if("--draft-window", speculation.draft_window)
+    flags.add_if("--draft-temperature", speculation.draft_temperature)
     flags.add("--device", runtime.device)
     if runtime.dtype != "auto":
         flags.add("--dtype", runtime.dtype)
@@ -121,6 +122,7 @@ def _sglang(deployment: Deployment, key_file: str) -> list[str]:
         flags.add_if("--speculative-draft-model-revision", _revision(deployment.drafter))
         flags.add_if("--speculative-ddtree-budget", speculation.budget)
         flags.add_if("--speculative-ddtree-topk-cap", speculation.topk_cap)
+        flags.add_if("--speculative-ddtree-draft-temperature", speculation.draft_temperature)
         flags.add_if("--speculative-dflash-block-size", speculation.block_size)
         flags.add_if("--speculative-draft-window-size", speculation.draft_window)
 

@@ -141,6 +141,9 @@ class Speculation(Section):
     """Tokens of a drafted block, root included. Default: the drafter's own."""
     draft_window: Count | None = None
     """Recent context tokens that the drafter attends to. Default: all."""
+    draft_temperature: Annotated[float, Field(ge=0.1, le=10)] | None = None
+    """Temperature of the drafter's probabilities that trees are built from, 0.1 to 10: below 1 they grow deeper, above
+    1 broader. Default: the drafter's own."""
 
 
 class Runtime(Section):

@@ -101,6 +101,7 @@ class Engine:
         speculation: Speculation | None = None,
         block_size: int | None = None,
         draft_window: int | None = None,
+        draft_temperature: float | None = None,
         sliding_block: SlidingBlock = "bidirectional",
         max_model_len: int | None = None,
         memory_fraction: float = 0.8,
@@ -122,6 +123,9 @@ class Engine:
             speculation: what requests draft unless they say otherwise; a tree with a drafter, `ar` without.
             block_size: tokens of a drafted block, 2 to 64; the drafter's own if None.
             draft_window: the drafter sees only so many of the last committed tokens; None for all.
+            draft_temperature: at which the drafter's distributions are taken to build a tree, 0.1 to 10; below 1 trees
+                grow deeper, above 1 broader. For greedy requests; one that samples at temperature 1 or more gets trees
+                built at 1, between them in proportion. None for the drafter's own, which is 1 unless its config says.
             sliding_block: how the drafter's sliding-window layers see the block, `bidirectional` or `causal`.
             max_model_len: tokens of prompt and answer together; the model's context if None.
             memory_fraction: share of the memory that is free after loading that the caches may take, in (0, 1].
@@ -144,7 +148,7 @@ class Engine:
             LoadOptions(
                 Path(model), Path(draft) if draft is not None else None, device, dtype, block_size, draft_window,
                 sliding_block, max_model_len, memory_fraction, max_batch, prefill_tokens, graphs, threads,
-                exact,
+                exact, draft_temperature,
             ),
             tell,
         )  # fmt: skip

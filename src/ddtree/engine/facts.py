@@ -32,6 +32,7 @@ def describe(target: Target, drafter: Drafter | None, state: DeviceState, specul
         "top_k_cap": shape.top_k,
         "block_size": block_size,
         "draft_window": state.draft_window,
+        "draft_temperature": config.draft_temperature if config else None,
         "tap_layers": list(config.tap_layers) if config else None,
         "max_model_len": state.max_model_len,
         "cache_bytes": sum(cache.nbytes for cache in caches),

@@ -14,7 +14,7 @@ from ddtree.kernels.exact_set import exact_set
 from ddtree.kernels.fast_set import FAST, why_not_fast
 from ddtree.kernels.kernel_set import TWINS
 from ddtree.models.drafter import Drafter, load_drafter
-from ddtree.models.drafter_config import SlidingBlock
+from ddtree.models.drafter_config import COLDEST, HOTTEST, SlidingBlock
 from ddtree.models.target import Target, load_target
 from ddtree.models.target_config import read_target_config
 from ddtree.models.tokenizer import Tokenizer
@@ -40,6 +40,7 @@ class LoadOptions:
     graphs: Graphs
     threads: int | None
     exact: bool = False
+    draft_temperature: float | None = None
 
     def check(self) -> None:
         """Refuse what is out of range or contradicts itself.
@@ -63,8 +64,15 @@ class LoadOptions:
         for name, allowed in (("graphs", get_args(Graphs)), ("sliding_block", get_args(SlidingBlock))):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name} is {getattr(self, name)!r}", f"choose {' or '.join(allowed)}")
-        if self.draft is None and (self.block_size is not None or self.draft_window is not None):
-            raise UserError("block_size and draft_window mean nothing without a drafter", "give a draft folder")
+        heat = self.draft_temperature
+        if heat is not None and (
+            isinstance(heat, bool) or not isinstance(heat, int | float) or not COLDEST <= heat <= HOTTEST
+        ):
+            raise UserError(f"draft_temperature is {heat!r}", f"choose a number from {COLDEST} to {HOTTEST:g}")
+        if self.draft is None and (self.block_size, self.draft_window, heat) != (None, None, None):
+            raise UserError(
+                "block_size, draft_window and draft_temperature mean nothing without a drafter", "give a draft folder"
+            )
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,10 @@ def load_parts(options: LoadOptions, tell: Callable[[str, float], None]) -> Load
     if options.draft is not None:
         tell("loading the drafter", 0.7)
         drafter = load_drafter(
-            options.draft, target, block_size=options.block_size, sliding_block=options.sliding_block, kernels=kernels
-        )
+            options.draft, target,
+            block_size=options.block_size, sliding_block=options.sliding_block,
+            draft_temperature=options.draft_temperature, kernels=kernels,
+        )  # fmt: skip
     tell("reserving the cache", 0.9)
     identity = {
         "model": str(options.model),

@@ -70,7 +70,7 @@ def decode_round(
     else:
         depths = drafter.config.block_size - 1
         logits = draft(state, batch, drafter)  # 2
-        log_probs, token_ids = kernels.top_log_probs(logits, min(shape.top_k, logits.shape[-1]))
+        log_probs, token_ids = kernels.top_log_probs(logits, min(shape.top_k, logits.shape[-1]), batch.sharpness)
         tree = kernels.build_tree(log_probs, token_ids, batch.roots, shape.budget, batch.room)  # 3
     taps = drafter.config.tap_layers if drafter is not None and (depths or shape.follows) else ()
     on_host = TreeOnHost(tree) if constraints else None

@@ -12,6 +12,7 @@ from ddtree.kernels.choose import SamplingTensors
 from ddtree.kernels.noise import seed_key
 from ddtree.kernels.paged import TRASH_PAGE
 from ddtree.kernels.seats import Seats
+from ddtree.kernels.sharpness import sharpness
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
 from ddtree.models.target_config import LayerShape
@@ -102,7 +103,9 @@ class DeviceState:
         self.roots = per_slot(torch.int64)
         self._counts = torch.zeros(4, slots, dtype=torch.int64, device=device)
         self.committed, self.prompt_tokens, self.pending_taps, self.top_k = self._counts.unbind()
-        self._sampling_numbers = torch.zeros(len(_NUMBERS), slots, device=device)
+        self._draft_temperature = drafter.config.draft_temperature if drafter is not None else 1.0
+        self._numbers = torch.ones(len(_NUMBERS) + 2, slots, device=device)
+        self._sampling_numbers, self._sharpness = self._numbers[: len(_NUMBERS)], self._numbers[len(_NUMBERS)]
         self.seed_keys = per_slot(torch.int32)
         self._output_counts: torch.Tensor | None = None
         self._in_prompt: torch.Tensor | None = None
@@ -137,12 +140,13 @@ class DeviceState:
         n = self.block_table.shape[1]
         counts = [committed, len(prompt), 0, min(params.top_k, self.vocab_size)]
         row = [*pages, *[TRASH_PAGE] * (n - len(pages)), *counts, seed_key(seed)]
-        numbers = torch.tensor([getattr(params, name) for name in _NUMBERS], dtype=torch.float32)
+        numbers = torch.tensor([*(getattr(params, name) for name in _NUMBERS), 0, 0], dtype=torch.float32)
+        numbers[len(_NUMBERS)] = sharpness(self._draft_temperature, numbers[0])
         # All in one copy, the numbers bit for bit: with many sequences the host's time to seat one is what counts.
         told = self._sent(torch.cat((torch.tensor(row, dtype=torch.int64), numbers.view(torch.int64))))
         self.block_table[slot], self._counts[:, slot] = told[:n], told[n : n + 4]
         self.seed_keys[slot] = told[n + 4]
-        self._sampling_numbers[:, slot] = told[n + 5 :].view(torch.float32)
+        self._numbers[:, slot] = told[n + 5 :].view(torch.float32)
         if params.penalises and self._output_counts is None:
             shape = (self.committed.shape[0], self.vocab_size)
             self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self.committed.device)
@@ -178,7 +182,7 @@ class DeviceState:
         """The round's view of some slots, int64 ``[batch]``; the spare slot is emptied."""
         seats = self._take_seats(
             slots, self.block_table, self.committed, self.roots, self.prompt_tokens, self.pending_taps,
-            self.max_model_len,
+            self._sharpness, self.max_model_len,
         )  # fmt: skip
         return Batch(
             **vars(seats),

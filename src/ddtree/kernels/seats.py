@@ -17,6 +17,8 @@ class Seats:
         injected: int64 ``[batch]``, tokens whose context is in the drafter's cache; all where nobody drafts.
         pending: int64 ``[batch]``, committed tokens whose taps wait to be injected.
         room: int64 ``[batch]``, how deep a tree may go, so that its path and the bonus token end within the context.
+        sharpness: float32 ``[batch]``, what the drafter's logits are multiplied by; see
+            `ddtree.kernels.top_log_probs.top_log_probs`.
     """
 
     block_table: torch.Tensor
@@ -26,6 +28,7 @@ class Seats:
     injected: torch.Tensor
     pending: torch.Tensor
     room: torch.Tensor
+    sharpness: torch.Tensor
 
 
 def take_seats(
@@ -35,6 +38,7 @@ def take_seats(
     roots: torch.Tensor,
     prompt_tokens: torch.Tensor,
     pending: torch.Tensor,
+    sharpness: torch.Tensor,
     max_model_len: int,
 ) -> Seats:
     """Gather the rows ``slots`` of what is known of all sequences.
@@ -45,6 +49,7 @@ def take_seats(
         slots: int64 ``[batch]``.
         block_table: int64 ``[all, pages]``.
         committed, roots, prompt_tokens, pending: int64 ``[all]``, as in `Seats`.
+        sharpness: float32 ``[all]``.
         max_model_len: a sequence has at most so many tokens.
     """
     committed[-1:].zero_()
@@ -58,4 +63,5 @@ def take_seats(
         injected=taken - waiting,
         pending=waiting,
         room=(max_model_len - 2 - taken).clamp_min(0),
+        sharpness=sharpness[slots],
     )

@@ -3,12 +3,16 @@
 import torch
 
 
-def top_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_log_probs(
+    logits: torch.Tensor, k: int, sharpness: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Natural log-probabilities of the ``k`` best tokens, best first; equal logits go to the lower token id.
 
     Args:
         logits: ``[batch, depths, vocab]``, any float type; probabilities are computed in float32.
         k: at most ``vocab``.
+        sharpness: float32 ``[batch]`` above 0, by which the logits are multiplied: a temperature's reciprocal. It
+            changes probabilities, never the order. None for 1.
 
     Returns:
         log-probabilities float32 ``[batch, depths, k]`` and token ids int64 ``[batch, depths, k]``.
@@ -29,6 +33,8 @@ def top_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     values = logits.gather(-1, ids)
     order = values.sort(dim=-1, descending=True, stable=True).indices
     ids, values = ids.gather(-1, order), values.gather(-1, order)
+    if sharpness is not None:
+        values, logits = values * sharpness[:, None, None], logits * sharpness[:, None, None]
     # Rounding may put a logit above the logsumexp when one token holds all the probability.
     return (values - logits.logsumexp(-1, keepdim=True)).clamp_max(0.0), ids
 

@@ -10,11 +10,13 @@ MAX_K, MAX_VOCAB = 128, 32 * 256 * 32
 _THREADS, _MAX_CHUNKS = 256, 32  # as in the source
 
 
-def top_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_log_probs(
+    logits: torch.Tensor, k: int, sharpness: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `ddtree.kernels.top_log_probs.top_log_probs`, which serves ``k`` above 128 and vocabularies above 262,144."""
     batch, depths, vocab = logits.shape
     if k > MAX_K or vocab > MAX_VOCAB:
-        return twin.top_log_probs(logits, k)
+        return twin.top_log_probs(logits, k, sharpness)
     if logits.dtype != torch.bfloat16:
         logits = logits.float()
     logits = logits.contiguous()
@@ -34,6 +36,6 @@ def top_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     )  # fmt: skip
     module.launch(
         "top_log_probs", (chunks, rows, 1), _THREADS, 0,
-        logits, log_probs, ids, partial_keys, partial_sums, arrived, vocab, k, vocab,
+        logits, sharpness, log_probs, ids, partial_keys, partial_sums, arrived, vocab, k, vocab, depths,
     )  # fmt: skip
     return log_probs, ids

@@ -20,6 +20,9 @@ from ddtree.kit.record import EXPERIMENT, ExperimentRecord, KitRecord, read_reco
 
 REPETITIONS = 2
 _MODES = {"none": "ar", "dflash": "chain", "ddtree": "tree"}
+_OF_BLOCKS = ("--block-size", "--draft-window")
+_SET_AT_START = {"ar": (), "chain": _OF_BLOCKS, "tree": (*_OF_BLOCKS, "--draft-temperature")}
+"""Flags of a native server that decide its drafts, and that no request can change."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def choose_canary(payload: Path, kit: KitRecord, deployment: Deployment, command
         return "the kit has no results to compare with"
     workloads = _workloads(payload)
     found: list[tuple[int, Canary]] = []
-    why = "no sealed measurement is complete"
+    why = "no complete measurement of what this service can be asked for is sealed"
     for identity in kit.experiments:
         record = read_record(ExperimentRecord, payload / "experiments" / identity / EXPERIMENT)
         rank = _rank(record, deployment, command)
@@ -159,7 +162,10 @@ def _numbers(units: list[UnitRow], rows: list[RequestRow], repetitions: int, can
 
 
 def _rank(record: ExperimentRecord, deployment: Deployment, command: Sequence[str]) -> int | None:
-    """0: the very service; 1: its speculation, asked for per request; 2: another one that it can be asked for."""
+    """0: the very service; 1: its speculation, asked for per request; 2: another one that it can be asked for.
+
+    None where it cannot be asked for: another engine, or drafts that only a start can change.
+    """
     is_same = record.service_command is not None and record.service_command[1:] == list(command)[1:]
     if record.variant == "server":
         return 0 if is_same else None
@@ -171,7 +177,14 @@ def _rank(record: ExperimentRecord, deployment: Deployment, command: Sequence[st
         asked[1:], declared[1:] = [], [] if speculation.algorithm == "none" else declared[1:]
     if deployment.engine.kind != "native":
         return None
+    sealed = record.service_command or command
+    if any(_value_of(flag, sealed) != _value_of(flag, command) for flag in _SET_AT_START[mode]):
+        return None
     return 1 if asked == declared else 2
+
+
+def _value_of(flag: str, command: Sequence[str]) -> str | None:
+    return command[command.index(flag) + 1] if flag in command else None
 
 
 def _workloads(payload: Path) -> Any:

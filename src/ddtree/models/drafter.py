@@ -80,6 +80,7 @@ def load_drafter(
     *,
     block_size: int | None = None,
     sliding_block: SlidingBlock = "bidirectional",
+    draft_temperature: float | None = None,
     kernels: KernelSet = TWINS,
 ) -> Drafter:
     """Load a DFlash drafter for ``target``, in the target's type and on its device.
@@ -87,7 +88,10 @@ def load_drafter(
     Raises:
         UserError: not a DFlash drafter, one of another target, damaged, or with tensors that do not fit its config.
     """
-    config = read_drafter_config(folder, target.config, block_size=block_size, sliding_block=sliding_block)
+    config = read_drafter_config(
+        folder, target.config,
+        block_size=block_size, sliding_block=sliding_block, draft_temperature=draft_temperature,
+    )  # fmt: skip
     hidden = config.layer.hidden_size
     with Weights(folder, target.dtype, target.device) as weights:
         fuse = weights.take("fc.weight", (hidden, len(config.tap_layers) * hidden))

@@ -10,7 +10,9 @@ from ddtree.models.rope import RopeSettings, read_rope
 from ddtree.models.target_config import LayerShape, TargetConfig, read_layer_shape, read_sliding_windows
 
 SlidingBlock = Literal["bidirectional", "causal"]
-DFLASH_KEYS = {"target_layer_ids", "mask_token_id", "block_size", "num_target_layers"}
+DFLASH_KEYS = {"target_layer_ids", "mask_token_id", "block_size", "num_target_layers", "draft_temperature"}
+COLDEST, HOTTEST = 0.1, 10.0
+"""The range of draft temperatures."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class DrafterConfig:
         sliding_windows: per layer, positions a query sees, itself included, or None.
         sliding_block: whether layers with a sliding window see the block both ways (z-lab's torch code, the default) or
             causally (SGLang).
+        draft_temperature: at which the drafter's distributions are taken to build a greedy request's tree; a key of
+            `dflash_config` that is ddtree's own.
         ignored_keys: keys that cannot affect inference and were not used.
     """
 
@@ -39,6 +43,7 @@ class DrafterConfig:
     sliding_windows: tuple[int | None, ...]
     sliding_block: SlidingBlock
     max_positions: int
+    draft_temperature: float
     ignored_keys: tuple[str, ...]
 
 
@@ -51,12 +56,18 @@ def default_tap_layers(n_target_layers: int, n_draft_layers: int) -> tuple[int, 
 
 
 def read_drafter_config(
-    folder: Path, target: TargetConfig, *, block_size: int | None = None, sliding_block: SlidingBlock = "bidirectional"
+    folder: Path,
+    target: TargetConfig,
+    *,
+    block_size: int | None = None,
+    sliding_block: SlidingBlock = "bidirectional",
+    draft_temperature: float | None = None,
 ) -> DrafterConfig:
     """Read a drafter's `config.json` and check that it was made for ``target``.
 
     Args:
         block_size: draft in blocks of this size instead of the checkpoint's.
+        draft_temperature: build trees at this one instead of the checkpoint's.
 
     Raises:
         UserError: not a DFlash drafter, a drafter of another target, or a key that would be ignored.
@@ -97,12 +108,27 @@ def read_drafter_config(
         sliding_windows=read_sliding_windows(file, n_layers),
         sliding_block=sliding_block,
         max_positions=max_positions,
+        draft_temperature=_own_draft_temperature(file, dflash) if draft_temperature is None else draft_temperature,
         ignored_keys=(),
     )
     if own_block is None and block_size is None:
         raise file.refuse("block_size is missing", "give --block-size")
     _check_fit(file, config, target, n_target_layers)
     return replace(config, ignored_keys=file.close())
+
+
+def _own_draft_temperature(file: ConfigFile, dflash: dict[str, Any]) -> float:
+    """What the drafter's `dflash_config` says of it, or 1.
+
+    Raises:
+        UserError: it is no number, or out of range.
+    """
+    value = dflash.get("draft_temperature", 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not COLDEST <= value <= HOTTEST:
+        raise file.refuse(
+            f"dflash_config.draft_temperature is {value!r}", f"write a number from {COLDEST} to {HOTTEST:g}"
+        )
+    return float(value)
 
 
 def _in_either_place(file: ConfigFile, dflash: dict[str, Any], key: str, kind: type) -> Any:

@@ -40,6 +40,11 @@ class Configuration:
         return Configuration(self.mode, None, self.top_k_cap, self.others).name
 
     @property
+    def others_without_drafts(self) -> tuple[tuple[str, str], ...]:
+        """Those that plain decoding has as well."""
+        return tuple((key, value) for key, value in self.others if not key.startswith("speculation."))
+
+    @property
     def order(self) -> tuple[Any, ...]:
         modes = ("server", "ar", "chain", "tree")
         budget = self.budget if isinstance(self.budget, int) else 10**6 if self.budget == "auto" else 0
@@ -53,7 +58,7 @@ def configuration_of(run: RunRecord, variant: str) -> Configuration:
     others = tuple((key, _told(value)) for key, value in sorted(settings.items()) if key not in _SPECULATION)
     mode, *rest = variant.split(":")
     if mode == "ar" or settings.get("speculation.algorithm") == "none":
-        others = tuple((key, value) for key, value in others if not key.startswith("speculation."))
+        others = Configuration(mode, others=others).others_without_drafts
     if mode == "server":
         algorithm = settings.get("speculation.algorithm")
         mode = _MODES.get(str(algorithm), "server" if algorithm is None else str(algorithm))

@@ -181,7 +181,8 @@ def _reason(
     if alike:
         them = ", ".join(each.configuration.name for each in alike)
         words.append(f"its intervals overlap everywhere with those of {them}: chance may have put them in this order")
-    plain = next((c for c in considered if c.mode == "ar" and c.others == chosen.configuration.others), None)
+    shared = chosen.configuration.others_without_drafts
+    plain = next((c for c in considered if c.mode == "ar" and c.others_without_drafts == shared), None)
     if plain and plain != chosen.configuration:
         gains = [
             _speed(measurement) / _speed(considered[plain][place])

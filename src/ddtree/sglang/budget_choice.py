@@ -77,7 +77,7 @@ class BudgetChoice:
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
         self._versions = {"torch": torch.__version__} | {name: _version(name) for name in ("sglang", "ddtree")}
         fields = {name: getattr(server_args, name, None) for name in KEY_FIELDS}
-        shape = {"topk_cap": asked.topk_cap, "fold_tail": asked.fold_tail, "own_tables": asked.own_tables}
+        shape = {name: getattr(asked, name) for name in ("topk_cap", "draft_temperature", "fold_tail", "own_tables")}
         self._table = WidthTable.load(width_key(fields, device, self._versions, shape))
         self._budgets = candidates(target)
 

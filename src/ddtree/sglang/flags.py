@@ -12,8 +12,8 @@ from typing import Any
 from ddtree.sglang.settings import AUTO, CONFIG_VARIABLE, Asked, SettingsError
 
 BUDGET_FLAG, CAP_FLAG = "--speculative-ddtree-budget", "--speculative-ddtree-topk-cap"
-CONCURRENCY_FLAG = "--speculative-ddtree-concurrency"
-NAMES = ("budget", "topk_cap", "concurrency")
+TEMPERATURE_FLAG, CONCURRENCY_FLAG = "--speculative-ddtree-draft-temperature", "--speculative-ddtree-concurrency"
+NAMES = ("budget", "topk_cap", "draft_temperature", "concurrency")
 
 
 def add_flags(result: Any, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> Any:
@@ -29,6 +29,11 @@ def add_flags(result: Any, parser: argparse.ArgumentParser, *_: Any, **__: Any) 
         parser.add_argument(
             CAP_FLAG, type=int, default=None, dest="speculative_ddtree_topk_cap",
             help="DDTREE: candidates of one position at most; 1 makes the tree a chain.",
+        )  # fmt: skip
+    if TEMPERATURE_FLAG not in known:
+        parser.add_argument(
+            TEMPERATURE_FLAG, type=float, default=None, dest="speculative_ddtree_draft_temperature",
+            help="DDTREE: below 1 trees grow deeper, above 1 broader, 0.1 to 10; the drafter's own where left out.",
         )  # fmt: skip
     if CONCURRENCY_FLAG not in known:
         parser.add_argument(
@@ -68,6 +73,6 @@ def take_flags(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
-def _same(name: str, flag: int | str | None, variable: int | str | None) -> None:
+def _same(name: str, flag: float | str | None, variable: float | str | None) -> None:
     if flag is not None and variable is not None and flag != variable:
         raise SettingsError(f"{name} is {flag} by flag but {variable} in {CONFIG_VARIABLE}: give only one of them")

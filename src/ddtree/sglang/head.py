@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ddtree.kernels.sharpness import sharpness
 from ddtree.kernels.tree_tensors import TreeTensors
 from ddtree.sglang.kernel_choice import WorkerKernels
 from ddtree.sglang.settings import TreeSettings
@@ -82,6 +83,8 @@ class TreeHead:
         self._ranks = 1 if shard.group is None else shard.group.world_size
         self._k = min(settings.topk_cap, shard.tokens)
         device, width = shard.weight.device, settings.width
+        self._sharpness = torch.full((max_batch,), 1 / settings.draft_temperature, device=device)
+        self._all_greedy = True
         tokens, parents, depths = torch.zeros(3, max_batch, width, dtype=torch.int64, device=device)
         self._out = TreeTensors(
             tokens, parents, depths,
@@ -112,6 +115,23 @@ class TreeHead:
         for kept, new in zip(_fields(out), _fields(built), strict=True):
             kept.copy_(new)
 
+    def take_temperatures(self, info: Any, batch: int) -> None:
+        """Before a call or its replay: how the batch samples.
+
+        Args:
+            info: SGLang's ``SamplingBatchInfo``, or None for argmax. Where it samples, greedy requests take one token.
+            batch: its requests.
+        """
+        greedy = info is None or info.is_all_greedy
+        if (greedy and self._all_greedy) or self._settings.draft_temperature == 1.0:
+            return
+        if greedy:
+            self._sharpness.fill_(1 / self._settings.draft_temperature)
+        else:
+            temperatures = torch.where(info.top_ks <= 1, 0.0, info.temperatures.view(-1).float())
+            self._sharpness[:batch] = sharpness(self._settings.draft_temperature, temperatures)
+        self._all_greedy = greedy
+
     def trees(self, batch: int) -> TreeTensors:
         """The trees of the last call, the first ``batch`` of them. The next call overwrites them."""
         return TreeTensors(*(tensor[:batch] for tensor in _fields(self._out)))
@@ -129,26 +149,29 @@ class TreeHead:
         batch, depths, hidden = drafted.shape
         rows = drafted.reshape(-1, hidden).to(shard.weight.dtype)  # one product, not one a sequence
         logits = (rows @ shard.weight[: shard.tokens].T).view(batch, depths, -1)
-        log_probs, ids = self._kernels.top_log_probs(logits, self._k)
+        sharp = self._sharpness[:batch]
+        log_probs, ids = self._kernels.top_log_probs(logits, self._k, sharp)
         if shard.group is None or self._ranks == 1:
             return log_probs, ids + shard.first_token if shard.first_token else ids
-        return self._over_ranks(logits, ids, shard.group)
+        return self._over_ranks(logits.float(), ids, sharp, shard.group)
 
-    def _over_ranks(self, logits: torch.Tensor, ids: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-        """Join every rank's best by one gather of ``[logits | ids | logsumexp]``."""
+    def _over_ranks(
+        self, logits: torch.Tensor, ids: torch.Tensor, sharp: torch.Tensor, group: Group
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Join every rank's best by one gather of ``[logits | ids | logsumexp of sharpened logits]``."""
         (batch, depths, k), rows = ids.shape, ids.shape[0] * ids.shape[1]
-        logits = logits.float()
         mine, everyones = self._mine[:rows], self._everyones[: self._ranks * rows]
         mine[:, :k] = logits.gather(-1, ids).view(rows, k)
         mine[:, k : 2 * k] = (ids + self._shard.first_token).int().view(rows, k).view(torch.float32)
-        mine[:, 2 * k] = logits.logsumexp(-1).view(rows)
+        mine[:, 2 * k] = (logits * sharp[:, None, None]).logsumexp(-1).view(rows)
         group.all_gather_into_tensor(everyones, mine)
         # [rows, ranks * k] in order of rank, hence of token id where logits are equal: a stable sort keeps that order.
         parts = everyones.view(self._ranks, rows, 2 * k + 1).transpose(0, 1)
         values = parts[..., :k].reshape(rows, -1)
         tokens = parts[..., k : 2 * k].contiguous().view(torch.int32).long().reshape(rows, -1)
         best = values.sort(dim=1, descending=True, stable=True)
-        log_probs = (best.values[:, :k] - parts[..., 2 * k].logsumexp(1, keepdim=True)).clamp_max(0.0)
+        sharpened = best.values[:, :k] * sharp.repeat_interleave(depths)[:, None]
+        log_probs = (sharpened - parts[..., 2 * k].logsumexp(1, keepdim=True)).clamp_max(0.0)
         return log_probs.view(batch, depths, k), tokens.gather(1, best.indices[:, :k]).view(batch, depths, k)
 
 

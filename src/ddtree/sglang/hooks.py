@@ -65,4 +65,5 @@ def tell_shape(result: Any, controller: Any, state: dict[str, Any], *_: Any, **_
         settings = TreeSettings.from_environment()
         state["speculative_ddtree_budget"] = settings.budget
         state["speculative_ddtree_topk_cap"] = settings.topk_cap
+        state["speculative_ddtree_draft_temperature"] = settings.draft_temperature
     return result

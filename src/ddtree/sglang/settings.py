@@ -20,6 +20,7 @@ DEFAULT_TOPK_CAP = 64
 SWITCHES = ("fold_tail", "own_tables", "probe", "check_ranks", "count_experts")
 MAX_BUDGET, MAX_TOPK_CAP = 1024, 128
 MAX_CONCURRENCY = 4096
+COLDEST, HOTTEST = 0.1, 10.0
 DEFAULT_BLOCK_SIZE = 16
 
 
@@ -34,6 +35,8 @@ class Asked:
     Attributes:
         budget: nodes of a tree without the root; 0 turns speculation off, ``"auto"`` takes the fastest.
         topk_cap: candidates of one position.
+        draft_temperature: at which the drafter's distributions are taken to build a greedy request's tree; the
+            drafter's own where nothing was said.
         concurrency: requests at once that ``auto`` picks for; 1 where nothing was said.
         fold_tail: False keeps what follows a verify pass out of SGLang's verify graph; slower, easier to debug.
         own_tables: False lets FlashAttention's backend work out what a tree's rows see from the mask; slower.
@@ -44,6 +47,7 @@ class Asked:
 
     budget: int | str | None = None
     topk_cap: int | None = None
+    draft_temperature: float | None = None
     concurrency: int | None = None
     fold_tail: bool = True
     own_tables: bool = True
@@ -74,6 +78,7 @@ class Asked:
         return cls(
             budget=AUTO if budget == AUTO else _whole_number("budget", budget, 0, MAX_BUDGET),
             topk_cap=_whole_number("topk_cap", found.get("topk_cap"), 1, MAX_TOPK_CAP),
+            draft_temperature=draft_temperature(found.get("draft_temperature")),
             concurrency=_whole_number("concurrency", found.get("concurrency"), 1, MAX_CONCURRENCY),
             **switches,
         )
@@ -87,6 +92,7 @@ class TreeSettings:
         budget: nodes of a tree without the root, at least 1.
         topk_cap: candidates of one position, at most the budget.
         block_size: tokens that the drafter sees at once, the root included.
+        draft_temperature: as in `Asked`.
         fold_tail: whether what follows a verify pass is recorded in its graph.
         own_tables, check_ranks, count_experts: as in `Asked`.
     """
@@ -94,6 +100,7 @@ class TreeSettings:
     budget: int
     topk_cap: int
     block_size: int
+    draft_temperature: float = 1.0
     fold_tail: bool = True
     own_tables: bool = True
     check_ranks: bool = False
@@ -125,7 +132,10 @@ class TreeSettings:
         return self.depths + 1 + self.slots
 
     def one_line(self) -> str:
-        return f"budget={self.budget} topk_cap={self.topk_cap} block_size={self.block_size} width={self.width}"
+        return (
+            f"budget={self.budget} topk_cap={self.topk_cap} block_size={self.block_size} width={self.width} "
+            f"draft_temperature={self.draft_temperature:g}"
+        )
 
     def to_environment(self) -> None:
         """Leave it where spawned processes find it."""
@@ -146,13 +156,16 @@ class TreeSettings:
         return cls(**json.loads(text))
 
 
-def resolve(asked: Asked, native_draft_tokens: int | None, block_size: int | None) -> TreeSettings | None:
+def resolve(
+    asked: Asked, native_draft_tokens: int | None, block_size: int | None, own_temperature: float = 1.0
+) -> TreeSettings | None:
     """Join what our flags and SGLang's own say; None where the budget is 0.
 
     Args:
         asked: from our flags; a budget of ``auto`` has been decided.
         native_draft_tokens: ``--speculative-num-draft-tokens``, which is the budget plus one.
         block_size: ``--speculative-dflash-block-size``, else the drafter's own.
+        own_temperature: the drafter's own draft temperature.
 
     Raises:
         SettingsError: two flags say different things, or a value is out of range.
@@ -174,8 +187,14 @@ def resolve(asked: Asked, native_draft_tokens: int | None, block_size: int | Non
         )
     if budget == 0:
         return None
+    if cap == 1 and asked.draft_temperature is not None:
+        raise SettingsError("DDTREE draft_temperature means nothing to a chain: leave it out or raise the topk_cap")
     return TreeSettings(
-        budget, min(cap, budget), block, asked.fold_tail, asked.own_tables, asked.check_ranks, asked.count_experts
+        budget,
+        min(cap, budget),
+        block,
+        own_temperature if asked.draft_temperature is None else asked.draft_temperature,
+        **{name: getattr(asked, name) for name in SWITCHES if name != "probe"},
     )
 
 
@@ -183,6 +202,19 @@ def _agreed(our_flag: str, ours: int | str | None, their_flag: str, theirs: int 
     if ours is not None and theirs is not None and ours != theirs:
         raise SettingsError(f"{our_flag} says {ours} but {their_flag} says {theirs}: give only one of them")
     return theirs if ours is None else ours
+
+
+def draft_temperature(value: Any, name: str = "DDTREE draft_temperature") -> float | None:
+    """A draft temperature as somebody wrote it; None where nobody did.
+
+    Raises:
+        SettingsError: it is no number, or out of range.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not COLDEST <= value <= HOTTEST:
+        raise SettingsError(f"{name} is {value!r}: give a number from {COLDEST} to {HOTTEST:g}")
+    return float(value)
 
 
 def _whole_number(name: str, value: Any, least: int, most: int) -> int | None:

@@ -242,6 +242,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _draft(self, batch: Any, start: RoundStart) -> TreeTensors:
         """Run the drafter over the block and build the trees."""
+        self._head.take_temperatures(batch.sampling_info, len(start.block_ids))
         out = self._draft_pass(batch, start)
         if not out.can_run_graph:
             self._head(out.logits_output.hidden_states, start.block_ids.view(-1), start.block_positions.view(-1))

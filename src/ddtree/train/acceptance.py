@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from ddtree.engine import Completion, Engine, SamplingParams, Speculation
 from ddtree.errors import UserError
+from ddtree.models.config_file import read_json_object
 from ddtree.models.target_config import read_target_config
 from ddtree.models.tokenizer import Tokenizer
 from ddtree.train.data_facts import Count, Record, Sha256, TargetIdentity, file_sha256, identify_target
@@ -51,6 +53,7 @@ class Evaluation(Record):
     """Acceptance of a drafter, and how it was measured.
 
     Attributes:
+        draft_temperature: at which trees were built.
         prompt_files: SHA-256 by name.
         bad_rows: rows that were passed over, each with its file, number and fault.
         notes: what the engine ran otherwise than asked.
@@ -61,6 +64,7 @@ class Evaluation(Record):
     target: TargetIdentity
     device: str
     dtype: str
+    draft_temperature: float
     max_new_tokens: int
     prompt_files: dict[str, Sha256]
     bad_rows: list[str]
@@ -75,12 +79,14 @@ class ExpectedTau(Record):
     Attributes:
         drafter_sha256: of the `model.safetensors` that this belongs to.
         measured: how, in words.
+        draft_temperature: at which trees were built.
         n_prompts: by set of prompts.
         tau: by set of prompts and by draft, `chain` or a budget.
     """
 
     drafter_sha256: Sha256
     measured: str
+    draft_temperature: float = 1.0
     n_prompts: dict[str, Count] = Field(default_factory=dict)
     tau: dict[str, dict[str, float]]
 
@@ -93,6 +99,7 @@ class EvaluationRequest:
         plans: drafts to try.
         count: the first so many prompts of each file; None for all.
         batch: prompts answered at a time.
+        draft_temperature: at which trees are built; the drafter's own if None.
     """
 
     model: Path
@@ -105,6 +112,7 @@ class EvaluationRequest:
     device: str = "auto"
     dtype: str = "auto"
     on_bad_row: OnBadRow = "refuse"
+    draft_temperature: float | None = None
 
 
 def evaluate_drafter(request: EvaluationRequest, tell: Callable[[str, float], None]) -> Evaluation:
@@ -122,6 +130,7 @@ def evaluate_drafter(request: EvaluationRequest, tell: Callable[[str, float], No
         device=request.device,
         dtype=request.dtype,
         speculation=next(iter(speculations.values())),
+        draft_temperature=request.draft_temperature,
         max_model_len=max(len(tokens) for prompts in usable.values() for tokens in prompts) + request.max_new_tokens,
         max_batch=request.batch,
         on_progress=tell,
@@ -143,6 +152,7 @@ def evaluate_drafter(request: EvaluationRequest, tell: Callable[[str, float], No
         target=target,
         device=_device_name(facts),
         dtype=facts["dtype"],
+        draft_temperature=facts["draft_temperature"],
         max_new_tokens=request.max_new_tokens,
         prompt_files={path.name: file_sha256(path) for path in request.prompts},
         bad_rows=[str(bad) for bad in bad_rows],
@@ -169,15 +179,28 @@ def keep_expected_tau(folder: Path, evaluation: Evaluation) -> ExpectedTau:
     expected = ExpectedTau(
         drafter_sha256=evaluation.drafter_sha256,
         measured=(
-            f"{evaluation.dtype}, greedy, at most {evaluation.max_new_tokens} new tokens, first turn of each prompt; "
-            "committed tokens per round"
+            f"{evaluation.dtype}, greedy, draft temperature {evaluation.draft_temperature:g}, at most "
+            f"{evaluation.max_new_tokens} new tokens, first turn of each prompt; committed tokens per round"
         ),
+        draft_temperature=evaluation.draft_temperature,
         n_prompts={row.data_set: row.n_prompts for row in evaluation.rows},
         tau=tau,
     )
     with replacing(folder / EXPECTED_FILE) as file:
         file.write(expected.model_dump_json(indent=1).encode() + b"\n")
     return expected
+
+
+def keep_draft_temperature(folder: Path, draft_temperature: float) -> None:
+    """Make it the drafter's own.
+
+    Raises:
+        UserError: the disk is full or cannot be written.
+    """
+    config = read_json_object(folder / "config.json")
+    config["dflash_config"] = config.get("dflash_config", {}) | {"draft_temperature": draft_temperature}
+    with replacing(folder / "config.json") as file:
+        file.write(json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
 
 
 def read_expected_tau(folder: Path) -> ExpectedTau | None:

@@ -43,6 +43,7 @@ _FLAGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "--speculative-algorithm": _one("algorithm", str.lower),
     "--speculative-ddtree-budget": _one("budget", int),
     "--speculative-ddtree-topk-cap": _one("top_k_cap", int),
+    "--speculative-ddtree-draft-temperature": _one("draft_temperature", float),
     "--speculative-dflash-block-size": _one("block_size", int),
     "--speculative-draft-window-size": _one("draft_window", int),
     "--speculative-dflash-draft-window-size": _one("draft_window", int),

@@ -12,6 +12,7 @@ SETTINGS = {
     "top_k_cap": "top-k cap",
     "block_size": "block size",
     "draft_window": "draft window",
+    "draft_temperature": "draft temperature",
     "cuda_graphs": "CUDA graphs",
     "model": "model",
     "drafter": "drafter",

@@ -55,6 +55,7 @@ def from_deployment(deployment: Deployment, origin: str) -> Expectation:
         "budget": speculation.budget,
         "top_k_cap": speculation.topk_cap,
         "block_size": speculation.block_size,
+        "draft_temperature": speculation.draft_temperature,
         "context_length": runtime.context_length,
         "max_running_requests": runtime.max_running_requests,
         "attention_backend": runtime.attention_backend,

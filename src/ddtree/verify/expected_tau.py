@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -30,9 +30,24 @@ _LEAST_PROBE_TOKENS = 32
 _LEAST_WINDOW = 512
 
 
+_Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class _Kept(BaseModel):
     drafter_sha256: str
+    draft_temperature: _Temperature = 1.0
     tau: dict[str, dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]]
+
+
+class _Draft(BaseModel):
+    draft_temperature: _Temperature = 1.0
+
+
+class _Drafter(BaseModel):
+    """What its `config.json` says of its drafts."""
+
+    block_size: int | None = None
+    dflash_config: _Draft = _Draft()
 
 
 @dataclass(frozen=True)
@@ -58,17 +73,17 @@ def promise_of(session: Session) -> Promise:
             return Promise((f"{EXPECTED_FILE} is not used: weights of more than 1 GiB are not hashed here",))
         with weights.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        own_block = json.loads((folder / "config.json").read_bytes()).get("block_size")
+        own = _Drafter.model_validate_json((folder / "config.json").read_bytes())
     except FileNotFoundError:
         return Promise()
     except OSError as error:
         return Promise((f"{EXPECTED_FILE} beside the drafter is not used ({error.strerror})",))
-    except (ValidationError, ValueError, AttributeError):
+    except ValidationError:
         return Promise((f"{EXPECTED_FILE} beside the drafter is not used: it, or config.json, is damaged",))
     if found != kept.drafter_sha256:
         other = f"it is of weights {kept.drafter_sha256[:12]}, the folder holds {found[:12]}"
         return Promise((f"{EXPECTED_FILE} beside the drafter is not used: {other}",))
-    return _read(session, kept.tau, own_block)
+    return _read(session, kept, own)
 
 
 def _folder(session: Session) -> Path | None:
@@ -82,17 +97,17 @@ def _folder(session: Session) -> Path | None:
     return folder if folder is not None and folder.is_absolute() else None  # else it is a name on the hub
 
 
-def _read(session: Session, tau: dict[str, dict[str, float]], own_block: object) -> Promise:
+def _read(session: Session, kept: _Kept, own: _Drafter) -> Promise:
     settings = {**session.effective.settings, **session.expectation.settings}
-    label, by_set = _measured(tau, settings.get("algorithm"), settings.get("budget"))
+    label, by_set = _measured(kept.tau, settings.get("algorithm"), settings.get("budget"))
     if not by_set:
-        every = [each for row in tau.values() for each in row.values()]
+        every = [each for row in kept.tau.values() for each in row.values()]
         span = f": {min(every):.2f} to {max(every):.2f} with other drafts than this one" if every else " is not known"
         return Promise((f"expected tau of this drafter{span}",))
     told = f"expected tau of this drafter, {label}: " + ", ".join(
         f"{each:.2f} ({name})" for name, each in by_set.items()
     )
-    if why := _otherwise(session, settings, own_block):
+    if why := _otherwise(session, settings, kept, own):
         return Promise((told, f"that is no floor here: {why}"))
     return Promise((told,), min(_HIGHEST_FLOOR, _SHARE * min(by_set.values())))
 
@@ -109,13 +124,18 @@ def _measured(tau: dict[str, dict[str, float]], algorithm: object, budget: objec
     return f"a tree of {nearest}", found
 
 
-def _otherwise(session: Session, settings: dict[str, object], own_block: object) -> str:
+def _otherwise(session: Session, settings: dict[str, object], kept: _Kept, own: _Drafter) -> str:
     """Why drafts here may rightly be shorter than those that were measured; empty where nothing is known to be."""
     block, window = settings.get("block_size"), settings.get("draft_window")
-    if block is not None and block != own_block:
-        return f"it was measured with blocks of {own_block} tokens"
+    if block is not None and block != own.block_size:
+        return f"it was measured with blocks of {own.block_size} tokens"
     if isinstance(window, int) and window < _LEAST_WINDOW:
         return f"it was measured without a draft window, and {window} tokens are few"
+    heat = settings.get("draft_temperature")
+    if settings.get("algorithm") == "ddtree" and isinstance(heat, int | float):  # a chain has none
+        fine = (kept.draft_temperature, own.dflash_config.draft_temperature)  # its maker's choice drafts no worse
+        if not any(math.isclose(heat, each, abs_tol=1e-6) for each in fine):
+            return f"it was measured at the draft temperature {kept.draft_temperature}"
     if session.options.probe_tokens < _LEAST_PROBE_TOKENS:
         return f"answers of {session.options.probe_tokens} tokens are short"
     return ""

@@ -17,7 +17,8 @@ from ddtree.errors import UserError
 
 _ALGORITHM, _BUDGET, _CAP = "speculation.algorithm", "speculation.budget", "speculation.topk_cap"
 _PER_REQUEST = (_ALGORITHM, _BUDGET, _CAP)
-_ONLY_WITH_DRAFTS = ("budget", "topk_cap", "block_size", "draft_window")
+_ONLY_WITH_TREES = ("topk_cap", "draft_temperature")
+_ONLY_WITH_DRAFTS = ("budget", "block_size", "draft_window", *_ONLY_WITH_TREES)
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,12 @@ def _without_effect(data: dict[str, Any]) -> None:
         if isinstance(data.get("expect"), dict):
             data["expect"].pop("tau_floor", None)
     if speculation.get("algorithm") == "dflash":
-        speculation.pop("topk_cap", None)
+        for key in _ONLY_WITH_TREES:
+            speculation.pop(key, None)
+    if speculation.get("topk_cap") == 1:  # a chain too
+        speculation.pop("draft_temperature", None)
+    if type(speculation.get("draft_temperature")) is int:
+        speculation["draft_temperature"] = float(speculation["draft_temperature"])  # 1 and 1.0 are one deployment
     budget, cap = speculation.get("budget"), speculation.get("topk_cap")
     if isinstance(budget, int) and isinstance(cap, int) and cap >= budget:
         speculation["topk_cap"] = min(budget, cap)

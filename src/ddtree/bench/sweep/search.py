@@ -86,7 +86,7 @@ class Search:
             places = {key: _place(values, settings[key]) for key, values in self._keys}
             study.add_trial(optuna.trial.create_trial(params=places, distributions=spaces, value=value, state=state))
         asked = study.ask(spaces).params
-        return {key: values[asked[key]] if isinstance(values, list) else asked[key] for key, values in self._keys}
+        return {key: _value_at(values, asked[key]) for key, values in self._keys}
 
     @property
     def _keys(self) -> list[tuple[str, list[Any] | Range]]:
@@ -103,6 +103,13 @@ def _space(values: list[Any] | Range) -> Any:
     if isinstance(values.low, int) and isinstance(values.high, int):
         return IntDistribution(values.low, values.high, log=values.log, step=int(values.step or 1))
     return FloatDistribution(values.low, values.high, log=values.log, step=values.step)
+
+
+def _value_at(values: list[Any] | Range, place: Any) -> Any:
+    """Fractions with six digits at most: 0.3, where three steps of 0.1 come to 0.30000000000000004."""
+    if isinstance(values, list):
+        return values[place]
+    return place if isinstance(place, int) else min(max(float(f"{place:.6g}"), values.low), values.high)
 
 
 def _place(values: list[Any] | Range, value: Any) -> Any:

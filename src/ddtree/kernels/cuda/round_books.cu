@@ -58,8 +58,9 @@ extern "C" __global__ void keep_taps(int4* kept, const i64* seats, const int4* t
 
 // One block a sequence: its row of the block table, and six numbers: committed, root, prompt tokens, injected, pending, room.
 extern "C" __global__ void take_seats(const i64* slots, const i64* block_table, i64* committed, const i64* roots,
-                                      const i64* prompt_tokens, i64* pending, i64* table, i64* numbers, int batch,
-                                      int pages, int spare, int max_model_len) {
+                                      const i64* prompt_tokens, i64* pending, const float* sharpness, i64* table,
+                                      i64* numbers, float* own_sharpness, int batch, int pages, int spare,
+                                      int max_model_len) {
     const int sequence = blockIdx.x;
     const i64 slot = slots[sequence];
     for (int page = threadIdx.x; page < pages; page += blockDim.x)
@@ -74,6 +75,7 @@ extern "C" __global__ void take_seats(const i64* slots, const i64* block_table, 
         numbers[3 * batch + sequence] = taken - waiting;
         numbers[4 * batch + sequence] = waiting;
         numbers[5 * batch + sequence] = room < 0 ? 0 : room;
+        own_sharpness[sequence] = sharpness[slot];
     }
 }
 

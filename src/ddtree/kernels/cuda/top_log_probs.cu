@@ -1,4 +1,5 @@
-// The k most likely tokens of each row. Blocks of a row take one chunk of the vocabulary each; the last to finish merges.
+// The k most likely tokens of each row, its logits multiplied by the sequence's `sharpness` (by 1 if null). Blocks of a row
+// take one chunk of the vocabulary each; the last to finish merges.
 // Compile with LOGIT_BF16 0 or 1 and PER_THREAD, the logits a thread holds.
 
 typedef unsigned int u32;
@@ -132,13 +133,14 @@ __device__ u32 kth_largest(u32 own, int k) {
 #define MERGE_PER_THREAD (32 * MAX_K / THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    top_log_probs(const logit_t* logits, float* log_probs, i64* ids, u64* partial_keys, float2* partial_sums, u32* arrived,
-                  int vocab, int k, int row_stride) {
+    top_log_probs(const logit_t* logits, const float* sharpness, float* log_probs, i64* ids, u64* partial_keys,
+                  float2* partial_sums, u32* arrived, int vocab, int k, int row_stride, int depths) {
     __shared__ u64 list[LIST];
     __shared__ float scratch[WARPS];
     __shared__ int is_last;
     const int tid = threadIdx.x, chunk = blockIdx.x, chunks = gridDim.x, row = blockIdx.y;
     const logit_t* own = logits + (i64)row * row_stride;
+    const float sharp = sharpness ? sharpness[row / depths] : 1.0f;
 
     u64 keys[PER_THREAD];
     float values[PER_THREAD], largest = NEG_INF;
@@ -153,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     bool any = chunk * THREADS * PER_THREAD + tid < vocab;
     float top = block_max(largest, scratch), sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) sum += values[i] > NEG_INF ? expf(values[i] - top) : 0.0f;
+    for (int i = 0; i < PER_THREAD; i++) sum += values[i] > NEG_INF ? expf((values[i] - top) * sharp) : 0.0f;
     sum = block_sum(sum, scratch);
 
     // The k-th best of the threads' own best is reached by k logits at least, and by few more.
@@ -176,9 +178,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float chunk_top = lane < chunks ? sums[lane].x : NEG_INF, chunk_sum = lane < chunks ? sums[lane].y : 0.0f;
     top = chunk_top;
     for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, step));
-    sum = chunk_top > NEG_INF ? chunk_sum * expf(chunk_top - top) : 0.0f;
+    sum = chunk_top > NEG_INF ? chunk_sum * expf((chunk_top - top) * sharp) : 0.0f;
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(FULL, sum, step);
-    const float log_sum = top + logf(sum);
+    const float log_sum = top * sharp + logf(sum);
 
     if (chunks > 1) {
         u64 merged[MERGE_PER_THREAD];
@@ -202,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     for (int i = tid; i < k; i += THREADS) {
         u64 key = list[i];
-        log_probs[(i64)row * k + i] = fminf(unordered((u32)(key >> 32)) - log_sum, 0.0f);
+        log_probs[(i64)row * k + i] = fminf(unordered((u32)(key >> 32)) * sharp - log_sum, 0.0f);
         ids[(i64)row * k + i] = (i64)~(u32)key & 0xffffffffll;
     }
 }

@@ -12,7 +12,7 @@ from ddtree.verify.forced import Divergence, Forced
 from ddtree.verify.http_client import Garbled
 
 _MODES = {"tree": "ddtree", "chain": "dflash", "ar": "none"}
-_REQUESTED = ("budget", "top_k_cap", "block_size", "draft_window", "max_model_len")
+_REQUESTED = ("budget", "top_k_cap", "block_size", "draft_window", "draft_temperature", "max_model_len")
 _IDENTITY = ("boot_id", "pid", "started_unix_s", "invocation")
 _TOP = 5
 _MOST_DIVERGENCES = 16
@@ -52,6 +52,8 @@ class NativeAdapter(Adapter):
             settings |= {name: engine[name] for name in ("memory_fraction", "threads") if name in engine}
             if engine["mode"] != "ar":
                 settings |= {"budget": engine["budget"], "top_k_cap": engine["top_k_cap"]}
+            if engine.get("draft_temperature") is not None:
+                settings["draft_temperature"] = engine["draft_temperature"]
             asked = (info.get("requested") or {}).get("engine") or {}
             return Effective(
                 self.engine,

@@ -28,7 +28,11 @@ _DIRECT = {
     "dtype": "dtype",
 }
 _REVISIONS = {"model_revision": "revision", "drafter_revision": "speculative_draft_model_revision"}
-_TREE = {"budget": "speculative_ddtree_budget", "top_k_cap": "speculative_ddtree_topk_cap"}
+_TREE = {
+    "budget": "speculative_ddtree_budget",
+    "top_k_cap": "speculative_ddtree_topk_cap",
+    "draft_temperature": "speculative_ddtree_draft_temperature",
+}
 
 
 class SglangAdapter(Adapter):

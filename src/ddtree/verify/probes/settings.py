@@ -17,6 +17,8 @@ from ddtree.verify.session import Session
 
 _WEIGHTS = ("model", "drafter")
 _REVISIONS = {"model_revision": "model", "drafter_revision": "drafter"}
+_DIGITS = 6
+"""Of fractions: an engine may keep them in float32."""
 
 
 def probe_settings(session: Session) -> Iterator[Finding]:
@@ -129,7 +131,7 @@ def same(name: str, wanted: Any, found: Any) -> bool:
 
 def _number(value: Any) -> float | None:
     try:
-        return round(float(value), 6)
+        return round(float(value), _DIGITS)
     except (TypeError, ValueError):
         return None
 
@@ -150,4 +152,6 @@ def told(value: Any) -> str:
     """A setting for people."""
     if value is None:
         return "not limited"
+    if isinstance(value, float):
+        return str(round(value, _DIGITS))
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
