@@ -52,7 +52,10 @@ def test_nothing_made_stays_nothing(resolved) -> None:
     assert mask_in_dummy(None, OURS, "mask", 17, False) is None
 
 
-@pytest.mark.parametrize(("algorithm", "told"), [(OURS, {"budget": 16, "topk_cap": 8, "draft_temperature": 1.0}), (OTHER, {})])
+SHAPE = {"budget": 16, "topk_cap": 8, "draft_temperature": 1.0}
+
+
+@pytest.mark.parametrize(("algorithm", "told"), [(OURS, SHAPE), (OTHER, {})])
 def test_only_our_server_tells_of_trees(resolved, algorithm, told) -> None:
     resolved(8)
     state: dict = {}
