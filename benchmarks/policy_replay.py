@@ -178,7 +178,7 @@ def taus(tapes: Sequence[Tape]) -> dict[str, dict[str, float]]:
 
 
 def record(
-    model: Path, draft: Path, prompts: Path, count: int, draft_temperature: float | None = None
+    model: Path, draft: Path, prompts: Path, sets: Sequence[str], count: int, draft_temperature: float | None = None
 ) -> Iterator[Tape]:
     """Greedy answers of at most 256 tokens in float32, and what a tree drafted at each place promises and holds."""
     from prompt_files import read_prompts
@@ -191,7 +191,7 @@ def record(
         draft_temperature=draft_temperature,
     )  # fmt: skip
     blocks = _Blocks(engine, draft)
-    for kind in SETS:
+    for kind in sets:
         for text in read_prompts(prompts, (kind,), count):
             prompt = encode_prompt(text, engine.tokenizer, engine.target.config.vocab_size)
             if len(prompt) > MOST_PROMPT:
@@ -273,6 +273,7 @@ def main() -> None:
     own = pieces.add_parser("record")
     for name in ("model", "draft", "prompts", "out"):
         own.add_argument(f"--{name}", type=Path, required=True)
+    own.add_argument("--sets", nargs="+", default=SETS, help="files in the folder of prompts, without .jsonl")
     own.add_argument("--count", type=int, default=20, help="prompts of each set")
     own.add_argument("--draft-temperature", type=float, help="instead of the drafter's own")
     own = pieces.add_parser("replay")
@@ -285,7 +286,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.piece == "record":
         tapes: list[Tape] = []
-        for tape in record(given.model, given.draft, given.prompts, given.count, given.draft_temperature):
+        for tape in record(given.model, given.draft, given.prompts, given.sets, given.count, given.draft_temperature):
             tapes.append(tape)
             write_tapes(given.out, tapes)
             print(len(tapes), tape.kind, len(tape.held), "places", flush=True)

@@ -272,6 +272,37 @@ def verify_pass(own_tables: bool, graphs: bool) -> list[str]:
     return steps
 
 
+def draft_pass(in_graph: bool) -> list[str]:
+    """What the worker's draft does in turn; head and pass are stood in."""
+    import torch
+
+    from ddtree.sglang.worker import DDTreeWorker
+
+    steps: list[str] = []
+
+    class Head:
+        def take_temperatures(self, info: str, batch: int) -> None:
+            steps.append(f"temperatures of {batch}: {info}")
+
+        def __call__(self, hidden: str, *_: Any) -> None:
+            steps.append(f"trees of {hidden}")
+
+        def trees(self, batch: int) -> None:
+            steps.append(f"{batch} trees read")
+
+    def run(*_: Any) -> Any:
+        steps.append("pass")
+        states = types.SimpleNamespace(hidden_states="states")
+        return types.SimpleNamespace(can_run_graph=in_graph, logits_output=states)
+
+    worker = object.__new__(DDTreeWorker)
+    worker._head, worker._draft_pass = Head(), run
+    blocks = torch.zeros(3, 4)
+    batch = types.SimpleNamespace(sampling_info="how they sample")
+    worker._draft(batch, types.SimpleNamespace(block_ids=blocks, block_positions=blocks))
+    return steps
+
+
 def main() -> None:
     sys.path.insert(0, sys.argv[1])
     cases = json.load(sys.stdin)
@@ -284,6 +315,7 @@ def main() -> None:
     told = {"before": before, "after": [answer(flags) for flags in others], "answers": [answer(f) for f in cases]}
     told |= {"worker": worker(next(flags for flags in cases if "DDTREE" in flags))}
     told |= {"verify_passes": [verify_pass(*asked) for asked in ((True, True), (False, True), (True, False))]}
+    told |= {"draft_passes": [draft_pass(in_graph) for in_graph in (True, False)]}
     print("\n" + json.dumps(told))
 
 

@@ -33,8 +33,15 @@ def test_python(tmp_path, target_folder):
     assert done.stdout.endswith("0 None\n") or "NearTie" in done.stdout
 
 
+def anchors(page):
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere():
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
             if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name}: {link}"
+                goal = page.parent / link if link else page
+                assert goal.exists(), f"{page.name}: {link}"
+                assert not anchor or anchor in anchors(goal), f"{page.name}: {link}#{anchor}"

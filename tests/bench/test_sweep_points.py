@@ -124,9 +124,17 @@ def test_a_tree_of_one_candidate_a_depth_has_no_draft_temperature(tmp_path):
     }
 
 
+def test_a_tree_of_one_node_has_no_draft_temperature(tmp_path):
+    temperatures = ["unset", 0.8]
+    found = plan(
+        SGLANG, tmp_path, {"grid": {"speculation.budget": [1, 8], "speculation.draft_temperature": temperatures}}
+    )
+    assert [group.deployment.speculation.draft_temperature for group in found.groups] == [None, None, 0.8]
+
+
 def test_a_draft_temperature_of_1_is_one_point_however_it_is_written(tmp_path):
-    heats = [{"grid": {"speculation.draft_temperature": [heat]}} for heat in (1, 1.0)]
-    found = plan(SGLANG, tmp_path, *heats)
+    plans = [{"grid": {"speculation.draft_temperature": [value]}} for value in (1, 1.0)]
+    found = plan(SGLANG, tmp_path, *plans)
     assert list(told(found.points).values()) == ["runs", "as s0: draft_temperature=1"]
     assert found.groups[0].deployment.speculation.draft_temperature == 1.0
     refused = plan(NATIVE, tmp_path, {"grid": {"speculation.draft_temperature": [0.05, 20, "cold", True]}})

@@ -197,6 +197,11 @@ def test_a_wrong_value_is_refused_by_its_key(changes: dict[str, Any], words: lis
         ),
         (
             SGLANG,
+            {"speculation.budget": 1, "speculation.draft_temperature": 0.8},
+            ["draft_temperature with budget = 1"],
+        ),
+        (
+            SGLANG,
             {"runtime.extra_args": ["--speculative-ddtree-draft-temperature=0.8"]},
             ["speculation.draft_temperature"],
         ),

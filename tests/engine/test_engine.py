@@ -1,6 +1,7 @@
 """The engine's border: what it takes, refuses and says, on tiny random models."""
 
 import json
+import math
 import time
 from dataclasses import replace
 
@@ -185,7 +186,7 @@ def test_speculation_out_of_range(settings, cause):
         ({"block_size": 1}, "block_size is 1"),
         ({"block_size": 65}, "block_size 65"),
         ({"draft_window": 0}, "draft_window is 0"),
-        *(({"draft_temperature": heat}, "draft_temperature is ") for heat in (0, 0.09, 10.5, float("nan"), True, "1")),
+        *(({"draft_temperature": value}, "draft_temperature is ") for value in (0, 0.09, 10.5, math.nan, True, "1")),
         ({"max_model_len": 257}, "max_model_len 257 is beyond"),
         ({"memory_fraction": 0}, "memory_fraction is 0"),
         ({"memory_fraction": 1e-9}, "GiB may be used"),

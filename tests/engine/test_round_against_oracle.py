@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ddtree import Engine, SamplingParams, Speculation
+from ddtree.demo import drafter_folder, target_folder
+from devices import GPU
 from pairs import VOCAB, Pair, assert_same, assert_same_tree, chat_tokens, greedy, make_pair, real_pair
 from plain_round import PlainAnswer, PlainEngine, best_prefixes
 from tiny_models import make_drafter, make_target
@@ -101,7 +103,7 @@ def test_draft_temperatures(pair: Pair, tmp_path: Path, temperature: float) -> N
 @pytest.mark.parametrize(("sampling", "wanted"), [(0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (1.5, 1.0)])
 def test_requests_that_sample_get_trees_at_their_own_temperature(pair: Pair, sampling: float, wanted: float) -> None:
     """Together with a greedy one in a batch; between 0 and 1 the temperature changes in proportion."""
-    params = [SamplingParams(max_new_tokens=20, temperature=heat, seed=3, ignore_eos=True) for heat in (sampling, 0.0)]
+    params = [SamplingParams(max_new_tokens=20, temperature=own, seed=3, ignore_eos=True) for own in (sampling, 0.0)]
     speculation = Speculation("tree", 16)
     completions = pair.engine(draft_temperature=0.4).generate(
         PROMPTS[:2], params, speculation=speculation, record_trees=True
@@ -112,6 +114,27 @@ def test_requests_that_sample_get_trees_at_their_own_temperature(pair: Pair, sam
         for length, tree in zip(completion.stats.accepted_lengths, completion.trees, strict=True):
             assert_same_tree(tree, plain.draft(text[:-1], text[-1], 16, 16, temperature))
             text += [next(rounds) for _ in range(length)]
+
+
+@pytest.mark.skipif(not GPU, reason="rounds are captured on a GPU only")
+def test_a_captured_round_builds_trees_at_the_temperature_of_who_sits_there() -> None:
+    """One seat, taken in turn by requests that sample otherwise: each gets the trees that it gets without graphs."""
+    trees = []
+    for graphs in ("on", "off"):
+        engine = Engine.load(
+            target_folder(), drafter_folder(), device="cuda", dtype="float32", max_model_len=256, max_batch=1,
+            graphs=graphs, draft_temperature=0.3,
+        )  # fmt: skip
+        trees.append([])
+        for temperature in (0.0, 1.0, 0.0, 0.6):
+            (done,) = engine.generate(
+                ["Once upon a time"],
+                SamplingParams(max_new_tokens=24, temperature=temperature, seed=5),
+                speculation=Speculation("tree", 15),
+                record_trees=True,
+            )
+            trees[-1].append([each.tree.log_scores.round(2).tolist() for each in done.trees])
+    assert trees[0] == trees[1] and trees[0][0][0] != trees[0][1][0]
 
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 9}

@@ -46,6 +46,7 @@ def assert_refused(folder: Path, target: Target, cause: str, **options: Any) -> 
 def test_a_whole_drafter_loads(folder: Path, target: Target) -> None:
     config = load_drafter(folder, target).config
     assert (config.block_size, config.mask_token_id, config.tap_layers) == (8, 3, (1, 3))
+    assert config.draft_temperature == 1.0
 
 
 def test_no_drafter(folder: Path, target: Target, target_path: Path) -> None:
@@ -77,8 +78,8 @@ def test_broken_json(folder: Path, target: Target, content: str) -> None:
         *(({"rms_norm_eps": value}, "rms_norm_eps is ") for value in (0, 1, float("nan"), float("inf"), 10**400)),
         *(({"rope_theta": value}, "rope_theta is ") for value in (0, -1.0, 0.5, float("nan"), float("inf"), 10**400)),
         *(
-            ({"dflash_config": {"mask_token_id": 3, "draft_temperature": heat}}, "dflash_config.draft_temperature is ")
-            for heat in (0, 0.05, 11, -1.0, float("nan"), True, "1", None)
+            ({"dflash_config": {"mask_token_id": 3, "draft_temperature": value}}, "dflash_config.draft_temperature is ")
+            for value in (0, 0.05, 11, -1.0, float("nan"), True, "1", [0.8])
         ),
         ({"block_size": None}, "block_size is missing"),
         ({"block_size": 1}, "block_size 1 is out of range"),

@@ -419,11 +419,11 @@ def test_settings_that_were_deployed_have_their_names(tmp_path):
 
 def test_draft_temperatures_are_told_apart_and_held_against_the_same_plain_decoding(tmp_path):
     folders = []
-    for heat, tree in ((0.8, 120.0), (1, 100.0)):
+    for temperature, tree in ((0.8, 120.0), (1, 100.0)):
         cells = {("w", None, 1, "tree:8"): {"total_tok_s": tree}}
-        cells |= {("w", None, 1, "ar"): {"total_tok_s": 50.0}} if heat == 1 else {}
-        settings = {"speculation.draft_temperature": heat}
-        folders.append(write_run(tmp_path / str(heat), cells, settings=settings))
+        cells |= {("w", None, 1, "ar"): {"total_tok_s": 50.0}} if temperature == 1 else {}
+        settings = {"speculation.draft_temperature": temperature}
+        folders.append(write_run(tmp_path / str(temperature), cells, settings=settings))
     results = read_results(folders)
     assert [each.name for each in results.configurations] == [
         "ar", "tree 8, draft_temperature 0.8", "tree 8, draft_temperature 1",

@@ -22,7 +22,7 @@ def resolved(monkeypatch):
 
     def leave(topk_cap: int, budget: int = 16) -> None:
         monkeypatch.setenv(RESOLVED_VARIABLE, "")
-        TreeSettings(budget, topk_cap, 16).to_environment()
+        TreeSettings(budget, topk_cap, 16, 0.7).to_environment()
 
     return leave
 
@@ -52,7 +52,7 @@ def test_nothing_made_stays_nothing(resolved) -> None:
     assert mask_in_dummy(None, OURS, "mask", 17, False) is None
 
 
-SHAPE = {"budget": 16, "topk_cap": 8, "draft_temperature": 1.0}
+SHAPE = {"budget": 16, "topk_cap": 8, "draft_temperature": 0.7}
 
 
 @pytest.mark.parametrize(("algorithm", "told"), [(OURS, SHAPE), (OTHER, {})])

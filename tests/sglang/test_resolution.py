@@ -41,7 +41,7 @@ SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a chain is DFLASH's shape": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1"],
         {"speculative_num_draft_tokens": 16, "speculative_eagle_topk": 1, "speculative_num_steps": 1,
-         "resolved": {"budget": 15, "topk_cap": 1, "block_size": 16, "draft_temperature": 0.8, **SWITCHES}},
+         "resolved": {"budget": 15, "topk_cap": 1, "block_size": 16, "draft_temperature": 1.0, **SWITCHES}},
     ),
     "a short chain": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1", "--speculative-ddtree-budget", "7"],
@@ -91,6 +91,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "a chain with a draft temperature": (
         [*TREE, *FA3, "--speculative-ddtree-topk-cap", "1", "--speculative-ddtree-draft-temperature", "0.8"],
+        "means nothing to a chain",
+    ),
+    "one node with a draft temperature": (
+        [*TREE, *FA3, "--speculative-ddtree-budget", "1", "--speculative-ddtree-draft-temperature", "0.8"],
         "means nothing to a chain",
     ),
     "EAGLE's cap": ([*TREE, *FA3, "--speculative-eagle-topk", "4"], "--speculative-ddtree-topk-cap"),
@@ -226,3 +230,9 @@ def test_backends_that_lose_the_mask_are_refused(backend, mla, refused):
     assert (reason is not None) == refused
     if reason:
         assert "--attention-backend fa3 or triton" in reason
+
+
+def test_the_head_hears_how_a_batch_samples_before_its_trees_are_built(told):
+    """In a graph the pass builds them itself."""
+    first = ["temperatures of 3: how they sample", "pass"]
+    assert told["draft_passes"] == [[*first, "3 trees read"], [*first, "trees of states", "3 trees read"]]

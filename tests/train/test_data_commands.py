@@ -98,6 +98,9 @@ def test_evaluate_prints_a_table_and_keeps_it(tmp_path: Path) -> None:
     for wrong in ("nan", "0.05", "cold"):
         assert is_one_line_for_the_user(ddtree(*command, "--keep", "--draft-temperature", wrong), "temperature")
     assert "draft_temperature" not in config.read_text()
+    chain = ddtree(*command, "--keep", "--budgets", "chain", "--draft-temperature", "0.5")
+    assert is_one_line_for_the_user(chain, "--draft-temperature does not apply to a chain")
+    assert "draft_temperature" not in config.read_text()
     done = ddtree(*command, "--keep", "--draft-temperature", "0.5")
     assert done.returncode == 0 and "draft temperature 0.5" in done.stderr
     assert json.loads(config.read_text())["dflash_config"]["draft_temperature"] == 0.5

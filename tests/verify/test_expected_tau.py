@@ -144,7 +144,7 @@ def test_a_promise_of_other_drafts_is_no_floor(own, row, declared, options, told
 
 
 @pytest.mark.parametrize(
-    ("measured", "own_heat", "declared", "is_floor"),
+    ("measured", "own_temperature", "declared", "is_floor"),
     [
         (0.8, 0.8, {"draft_temperature": 0.8}, True),
         (0.8, 0.8, {"draft_temperature": 0.8000000119}, True),
@@ -159,7 +159,7 @@ def test_a_promise_of_other_drafts_is_no_floor(own, row, declared, options, told
     ],
 )
 def test_trees_are_held_at_the_measured_draft_temperature_and_at_the_drafters_own(
-    own, measured, own_heat, declared, is_floor
+    own, measured, own_temperature, declared, is_floor
 ):
     """Files that say nothing are of 1. What is declared decides here, not what the server was started with."""
     promise(own[1], chat={"16": 3.0, "chain": 3.0})
@@ -168,7 +168,9 @@ def test_trees_are_held_at_the_measured_draft_temperature_and_at_the_drafters_ow
         kept.write_text(json.dumps(json.loads(kept.read_text()) | {"draft_temperature": measured}))
     file = own[1] / "config.json"
     config = file.read_text()
-    dflash = json.loads(config)["dflash_config"] | ({} if own_heat is None else {"draft_temperature": own_heat})
+    dflash = json.loads(config)["dflash_config"] | (
+        {} if own_temperature is None else {"draft_temperature": own_temperature}
+    )
     file.write_text(json.dumps(json.loads(config) | {"dflash_config": dflash}))
     try:
         finding = tau_of(verify(own, Expectation(settings=declared)))

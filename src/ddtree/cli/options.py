@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from ddtree.cli.plain_numbers import plain_number
+from ddtree.draft_temperature import COLDEST, HOTTEST
 from ddtree.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class PairOptions:
     draft_temperature: Annotated[
         float | None,
         typer.Option(
-            min=0.1, max=10, help="Below 1 trees grow deeper, above 1 broader; the text stays. Default: the drafter's."
+            min=COLDEST,
+            max=HOTTEST,
+            help="Below 1 trees grow deeper, above 1 broader; the text stays. Default: the drafter's.",
         ),
     ] = None
     max_model_len: Annotated[

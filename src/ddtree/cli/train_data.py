@@ -13,6 +13,7 @@ from ddtree.cli.loading import import_engine
 from ddtree.cli.options import Dtype
 from ddtree.cli.output import ProgressLine, note, print_json, result_console
 from ddtree.demo import drafter_folder, target_folder
+from ddtree.draft_temperature import COLDEST, HOTTEST
 from ddtree.errors import UserError
 from ddtree.plain_text import printable
 
@@ -151,7 +152,9 @@ def evaluate(
     draft_temperature: Annotated[
         float | None,
         typer.Option(
-            min=0.1, max=10, help="Build trees at this one instead of the drafter's own; --keep makes it the drafter's."
+            min=COLDEST,
+            max=HOTTEST,
+            help="Build trees at this one instead of the drafter's own; --keep makes it the drafter's.",
         ),
     ] = None,
     keep: Annotated[
@@ -164,11 +167,13 @@ def evaluate(
     """Measure a drafter's acceptance length (tau) by set of prompts and by draft.
 
     Answers are greedy, and come from the engine that serves them. Tau is the number of tokens that a round commits, the
-    bonus token included. The draft temperature at which trees commit most is found by trying: 1, 0.9, 0.8 and so on.
+    bonus token included. Which draft temperature is best is found by trying several, one run each.
     """
     plans = _read_plans(budgets)
     if model is not None and draft is None:
         raise UserError("--model is given, but no drafter", "add --draft DIR")
+    if draft_temperature is not None and set(plans) == {"chain"}:
+        raise UserError("--draft-temperature does not apply to a chain", "leave it out, or add trees to --budgets")
     if keep and draft is None:
         raise UserError(
             "--keep would change the installed demo", "add --draft DIR, such as a copy of the demo's drafter"
@@ -296,5 +301,5 @@ def _tell_evaluation(evaluation: Evaluation) -> None:
     for name, rows in sets.items():
         table.add_row(name, str(rows[0].n_prompts), *(f"{row.tau:.2f}" for row in rows))
     result_console().print(table)
-    heat = evaluation.draft_temperature
-    note(f"[tau at draft temperature {heat:g}, {evaluation.dtype} on {evaluation.device}; {evaluation.seconds:.1f} s]")
+    how = f"draft temperature {evaluation.draft_temperature:g}, {evaluation.dtype} on {evaluation.device}"
+    note(f"[tau, {how}; {evaluation.seconds:.1f} s]")

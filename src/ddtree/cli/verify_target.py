@@ -15,6 +15,7 @@ import typer
 
 from ddtree.cli.options import Mode as DecodeMode
 from ddtree.cli.options import parse_budget
+from ddtree.draft_temperature import COLDEST, HOTTEST
 from ddtree.errors import UserError
 from ddtree.verify import Expectation, checked_url, from_deployment
 from ddtree.verify.revision import ReadFile
@@ -64,7 +65,8 @@ class Declared:
         str | None, typer.Option(metavar="N|all", help="Context tokens that the drafter attends to.")
     ] = None
     draft_temperature: Annotated[
-        float | None, typer.Option(min=0.1, max=10, help="Temperature of the drafter's probabilities for trees.")
+        float | None,
+        typer.Option(min=COLDEST, max=HOTTEST, help="Temperature of the drafter's probabilities for trees."),
     ] = None
     context_length: Annotated[int | None, typer.Option(min=2, metavar="N", help="Longest context in tokens.")] = None
     model: Annotated[str | None, typer.Option(metavar="DIR|ID", help="Where the target comes from.")] = None

@@ -166,11 +166,12 @@ def _sglang_speculation(deployment: Declaration) -> None:
         refuse(
             f"speculation.budget is {speculation.budget or 'missing'} with sglang", "write a number of nodes, such as 8"
         )
-    if speculation.topk_cap == 1 and speculation.draft_temperature is not None:
-        refuse(
-            "speculation.draft_temperature with topk_cap = 1, which makes the tree a chain",
-            "leave it out, or raise topk_cap",
-        )
+    for key in ("topk_cap", "budget"):
+        if getattr(speculation, key) == 1 and speculation.draft_temperature is not None:
+            refuse(
+                f"speculation.draft_temperature with {key} = 1, which makes the tree a chain",
+                f"leave it out, or raise {key}",
+            )
     backend = runtime.attention_backend
     if deployment.model.attention == "mla":
         if backend not in TREE_BACKENDS_MLA:

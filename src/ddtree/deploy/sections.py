@@ -21,6 +21,7 @@ from ddtree.deploy.section import (
     refuse,
     without_duplicates,
 )
+from ddtree.draft_temperature import COLDEST, HOTTEST
 
 EngineKind = Literal["native", "sglang", "vllm"]
 Algorithm = Literal["ddtree", "dflash", "none", "custom"]
@@ -141,7 +142,7 @@ class Speculation(Section):
     """Tokens of a drafted block, root included. Default: the drafter's own."""
     draft_window: Count | None = None
     """Recent context tokens that the drafter attends to. Default: all."""
-    draft_temperature: Annotated[float, Field(ge=0.1, le=10)] | None = None
+    draft_temperature: Annotated[float, Field(ge=COLDEST, le=HOTTEST)] | None = None
     """Temperature of the drafter's probabilities that trees are built from, 0.1 to 10: below 1 they grow deeper, above
     1 broader. Default: the drafter's own."""
 

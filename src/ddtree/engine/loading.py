@@ -8,13 +8,14 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from ddtree.draft_temperature import WANTED, is_draft_temperature
 from ddtree.engine.device import choose_device, choose_dtype
 from ddtree.errors import UserError
 from ddtree.kernels.exact_set import exact_set
 from ddtree.kernels.fast_set import FAST, why_not_fast
 from ddtree.kernels.kernel_set import TWINS
 from ddtree.models.drafter import Drafter, load_drafter
-from ddtree.models.drafter_config import COLDEST, HOTTEST, SlidingBlock
+from ddtree.models.drafter_config import SlidingBlock
 from ddtree.models.target import Target, load_target
 from ddtree.models.target_config import read_target_config
 from ddtree.models.tokenizer import Tokenizer
@@ -64,12 +65,10 @@ class LoadOptions:
         for name, allowed in (("graphs", get_args(Graphs)), ("sliding_block", get_args(SlidingBlock))):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name} is {getattr(self, name)!r}", f"choose {' or '.join(allowed)}")
-        heat = self.draft_temperature
-        if heat is not None and (
-            isinstance(heat, bool) or not isinstance(heat, int | float) or not COLDEST <= heat <= HOTTEST
-        ):
-            raise UserError(f"draft_temperature is {heat!r}", f"choose a number from {COLDEST} to {HOTTEST:g}")
-        if self.draft is None and (self.block_size, self.draft_window, heat) != (None, None, None):
+        temperature = self.draft_temperature
+        if temperature is not None and not is_draft_temperature(temperature):
+            raise UserError(f"draft_temperature is {temperature!r}", f"choose {WANTED}")
+        if self.draft is None and (self.block_size, self.draft_window, temperature) != (None, None, None):
             raise UserError(
                 "block_size, draft_window and draft_temperature mean nothing without a drafter", "give a draft folder"
             )

@@ -12,12 +12,14 @@ from ddtree.kernels.choose import SamplingTensors
 from ddtree.kernels.noise import seed_key
 from ddtree.kernels.paged import TRASH_PAGE
 from ddtree.kernels.seats import Seats
-from ddtree.kernels.sharpness import sharpness
+from ddtree.kernels.sharpness import sharpness_of
 from ddtree.models.drafter import Drafter
 from ddtree.models.target import Target
 from ddtree.models.target_config import LayerShape
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_MORE_NUMBERS = 2
+"""The sharpness of a request's drafts, and nothing: pairs of float32 travel as int64."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,9 @@ class DeviceState:
         self._counts = torch.zeros(4, slots, dtype=torch.int64, device=device)
         self.committed, self.prompt_tokens, self.pending_taps, self.top_k = self._counts.unbind()
         self._draft_temperature = drafter.config.draft_temperature if drafter is not None else 1.0
-        self._numbers = torch.ones(len(_NUMBERS) + 2, slots, device=device)
+        self._numbers = torch.zeros(len(_NUMBERS) + _MORE_NUMBERS, slots, device=device)
         self._sampling_numbers, self._sharpness = self._numbers[: len(_NUMBERS)], self._numbers[len(_NUMBERS)]
+        self._sharpness.fill_(1.0)  # of slots that nobody has taken
         self.seed_keys = per_slot(torch.int32)
         self._output_counts: torch.Tensor | None = None
         self._in_prompt: torch.Tensor | None = None
@@ -140,8 +143,9 @@ class DeviceState:
         n = self.block_table.shape[1]
         counts = [committed, len(prompt), 0, min(params.top_k, self.vocab_size)]
         row = [*pages, *[TRASH_PAGE] * (n - len(pages)), *counts, seed_key(seed)]
-        numbers = torch.tensor([*(getattr(params, name) for name in _NUMBERS), 0, 0], dtype=torch.float32)
-        numbers[len(_NUMBERS)] = sharpness(self._draft_temperature, numbers[0])
+        numbers = torch.zeros(len(self._numbers), dtype=torch.float32)
+        numbers[: len(_NUMBERS)] = torch.tensor([getattr(params, name) for name in _NUMBERS])
+        numbers[len(_NUMBERS)] = sharpness_of(self._draft_temperature, numbers[0] * (params.top_k != 1))
         # All in one copy, the numbers bit for bit: with many sequences the host's time to seat one is what counts.
         told = self._sent(torch.cat((torch.tensor(row, dtype=torch.int64), numbers.view(torch.int64))))
         self.block_table[slot], self._counts[:, slot] = told[:n], told[n : n + 4]

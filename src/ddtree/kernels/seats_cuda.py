@@ -26,5 +26,4 @@ def take_seats(
         slots.contiguous(), block_table, committed, roots, prompt_tokens, pending, sharpness, table,
         numbers, own_sharpness, batch, pages, committed.shape[0] - 1, max_model_len,
     )  # fmt: skip
-    committed, roots, prompt_tokens, injected, waiting, room = numbers.unbind(0)
-    return Seats(table, committed, roots, prompt_tokens, injected, waiting, room, own_sharpness)
+    return Seats(table, *(*numbers.unbind(0), own_sharpness))

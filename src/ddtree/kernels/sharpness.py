@@ -3,7 +3,7 @@
 import torch
 
 
-def sharpness(draft_temperature: float, temperatures: torch.Tensor) -> torch.Tensor:
+def sharpness_of(draft_temperature: float, temperatures: torch.Tensor) -> torch.Tensor:
     """What the drafter's logits are multiplied by: the reciprocal of the temperature at which trees are built.
 
     A greedy target takes its likeliest token for certain, and a drafter may foretell that with too little confidence,
@@ -17,4 +17,5 @@ def sharpness(draft_temperature: float, temperatures: torch.Tensor) -> torch.Ten
     Returns:
         float32 ``[batch]``.
     """
-    return 1 / (draft_temperature + (1 - draft_temperature) * temperatures.clamp_max(1.0))
+    own, one = torch.full_like(temperatures, draft_temperature), torch.ones_like(temperatures)
+    return own.lerp(one, temperatures.clamp_max(1.0)).reciprocal()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ddtree.draft_temperature import WANTED, is_draft_temperature
 from ddtree.errors import UserError
 from ddtree.models.config_file import ConfigFile
 from ddtree.models.rope import RopeSettings, read_rope
@@ -11,8 +12,6 @@ from ddtree.models.target_config import LayerShape, TargetConfig, read_layer_sha
 
 SlidingBlock = Literal["bidirectional", "causal"]
 DFLASH_KEYS = {"target_layer_ids", "mask_token_id", "block_size", "num_target_layers", "draft_temperature"}
-COLDEST, HOTTEST = 0.1, 10.0
-"""The range of draft temperatures."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,11 @@ def _own_draft_temperature(file: ConfigFile, dflash: dict[str, Any]) -> float:
     Raises:
         UserError: it is no number, or out of range.
     """
-    value = dflash.get("draft_temperature", 1.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not COLDEST <= value <= HOTTEST:
-        raise file.refuse(
-            f"dflash_config.draft_temperature is {value!r}", f"write a number from {COLDEST} to {HOTTEST:g}"
-        )
+    value = dflash.get("draft_temperature")
+    if value is None:
+        return 1.0
+    if not is_draft_temperature(value):
+        raise file.refuse(f"dflash_config.draft_temperature is {value!r}", f"write {WANTED}")
     return float(value)
 
 

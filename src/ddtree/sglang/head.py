@@ -5,9 +5,10 @@ from typing import Any, Protocol
 
 import torch
 
-from ddtree.kernels.sharpness import sharpness
+from ddtree.kernels.sharpness import sharpness_of
 from ddtree.kernels.tree_tensors import TreeTensors
 from ddtree.sglang.kernel_choice import WorkerKernels
+from ddtree.sglang.sampling import request_temperatures
 from ddtree.sglang.settings import TreeSettings
 
 
@@ -83,8 +84,8 @@ class TreeHead:
         self._ranks = 1 if shard.group is None else shard.group.world_size
         self._k = min(settings.topk_cap, shard.tokens)
         device, width = shard.weight.device, settings.width
-        self._sharpness = torch.full((max_batch,), 1 / settings.draft_temperature, device=device)
-        self._all_greedy = True
+        self._of_greedy = sharpness_of(settings.draft_temperature, torch.zeros(max_batch, device=device))
+        self._sharpness, self._all_greedy = self._of_greedy.clone(), True
         tokens, parents, depths = torch.zeros(3, max_batch, width, dtype=torch.int64, device=device)
         self._out = TreeTensors(
             tokens, parents, depths,
@@ -126,10 +127,9 @@ class TreeHead:
         if (greedy and self._all_greedy) or self._settings.draft_temperature == 1.0:
             return
         if greedy:
-            self._sharpness.fill_(1 / self._settings.draft_temperature)
+            self._sharpness.copy_(self._of_greedy)
         else:
-            temperatures = torch.where(info.top_ks <= 1, 0.0, info.temperatures.view(-1).float())
-            self._sharpness[:batch] = sharpness(self._settings.draft_temperature, temperatures)
+            self._sharpness[:batch] = sharpness_of(self._settings.draft_temperature, request_temperatures(info))
         self._all_greedy = greedy
 
     def trees(self, batch: int) -> TreeTensors:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddtree.sglang.budget_choice import BudgetChoice, command_line
 from ddtree.sglang.refusals import why_backend_refused, why_refused
-from ddtree.sglang.settings import AUTO, Asked, SettingsError, TreeSettings, draft_temperature, resolve
+from ddtree.sglang.settings import AUTO, Asked, SettingsError, TreeSettings, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +32,22 @@ def resolve_server_args(server_args: Any) -> None:
     if server_args.speculative_eagle_topk not in (None, CHAIN_TOPK, TREE_TOPK):
         raise SettingsError("DDTREE: --speculative-eagle-topk is EAGLE's: use --speculative-ddtree-topk-cap")
     asked = Asked.from_environment()
-    block, own_block, own_temperature = server_args.speculative_dflash_block_size, *drafters_own(server_args)
+    block, temperature = server_args.speculative_dflash_block_size, None
     choice = None
     if asked.budget != 0 and not _is_off(server_args):
         if reason := why_refused(view):
             raise SettingsError(f"DDTREE: {reason}")
         _check_backends(view, server_args)
+        own_block, temperature = drafters_own(server_args)
+        block = own_block if block is None else int(block)
         choice = BudgetChoice(view, model_config(server_args).hf_config, asked, command_line())
         if asked.budget == AUTO:
             asked = replace(asked, budget=choice.auto())
     settings = resolve(
         asked,
         server_args.speculative_num_draft_tokens,
-        own_block if block is None else int(block),
-        own_temperature,
+        block,
+        temperature,
     )
     if settings is None or choice is None:
         _turn_off(server_args)
@@ -130,14 +132,15 @@ def model_config(server_args: Any) -> Any:
     return model_config_of(object.__getattribute__(server_args, "_cfg"))  # 0.5.23
 
 
-def drafters_own(server_args: Any) -> tuple[int | None, float]:
-    """Block size and draft temperature in the drafter's config; None and 1 where it does not say."""
+def drafters_own(server_args: Any) -> tuple[int | None, Any]:
+    """Block size and draft temperature in the drafter's config, the latter as it stands there; None where it does not
+    say."""
     from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     path = server_args.speculative_draft_model_path
     if path is None:
-        return None, 1.0
+        return None, None
     config = get_config(
         path,
         trust_remote_code=server_args.trust_remote_code,
@@ -145,9 +148,9 @@ def drafters_own(server_args: Any) -> tuple[int | None, float]:
         model_override_args=json.loads(server_args.json_model_override_args),
     )
     size = parse_dflash_draft_config(draft_hf_config=config).resolve_block_size(default=None)
-    heat = (getattr(config, "dflash_config", None) or {}).get("draft_temperature")
-    heat = draft_temperature(heat, "DDTREE: dflash_config.draft_temperature in the drafter's config.json")
-    return None if size is None else int(size), 1.0 if heat is None else heat
+    own = getattr(config, "dflash_config", None)
+    temperature = own.get("draft_temperature") if isinstance(own, dict) else None
+    return None if size is None else int(size), temperature
 
 
 def _turn_off(server_args: Any) -> None:

@@ -41,8 +41,8 @@ def choose_tokens(
         chosen: torch.Tensor = kernels.choose(logits, None, tree, committed)
         return chosen
     batch = len(logits)
-    greedy = info.top_ks <= 1
-    temperature = torch.where(greedy, 0.0, info.temperatures.view(-1).float())
+    temperature = request_temperatures(info)
+    greedy = temperature == 0
     allowed = None
     if info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling:
         scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None, None]
@@ -58,6 +58,11 @@ def choose_tokens(
     )  # fmt: skip
     chosen = kernels.choose(logits, sampling, tree, committed, allowed)
     return chosen
+
+
+def request_temperatures(info: Any) -> torch.Tensor:
+    """float32 ``[batch]``, 0 for greedy requests, which SGLang gives the temperature 1 and one token to choose from."""
+    return torch.where(info.top_ks <= 1, 0.0, info.temperatures.view(-1).float())
 
 
 def allowed_tokens(

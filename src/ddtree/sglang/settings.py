@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ddtree.draft_temperature import WANTED, is_draft_temperature
+
 CONFIG_VARIABLE = "DDTREE_SGLANG_CONFIG"
 """JSON object with the fields of `Asked`: the flags of those who start an Engine without a command line."""
 
@@ -20,7 +22,6 @@ DEFAULT_TOPK_CAP = 64
 SWITCHES = ("fold_tail", "own_tables", "probe", "check_ranks", "count_experts")
 MAX_BUDGET, MAX_TOPK_CAP = 1024, 128
 MAX_CONCURRENCY = 4096
-COLDEST, HOTTEST = 0.1, 10.0
 DEFAULT_BLOCK_SIZE = 16
 
 
@@ -62,6 +63,8 @@ class Asked:
             return cls()
         try:
             found = json.loads(text)
+            if not isinstance(found, dict):
+                raise TypeError("it begins with no brace")
             unknown = sorted(set(found) - {field.name for field in fields(cls)})
         except (ValueError, TypeError) as error:
             raise SettingsError(
@@ -78,7 +81,7 @@ class Asked:
         return cls(
             budget=AUTO if budget == AUTO else _whole_number("budget", budget, 0, MAX_BUDGET),
             topk_cap=_whole_number("topk_cap", found.get("topk_cap"), 1, MAX_TOPK_CAP),
-            draft_temperature=draft_temperature(found.get("draft_temperature")),
+            draft_temperature=checked_temperature(found.get("draft_temperature")),
             concurrency=_whole_number("concurrency", found.get("concurrency"), 1, MAX_CONCURRENCY),
             **switches,
         )
@@ -157,7 +160,7 @@ class TreeSettings:
 
 
 def resolve(
-    asked: Asked, native_draft_tokens: int | None, block_size: int | None, own_temperature: float = 1.0
+    asked: Asked, native_draft_tokens: int | None, block_size: int | None, own_temperature: Any = None
 ) -> TreeSettings | None:
     """Join what our flags and SGLang's own say; None where the budget is 0.
 
@@ -165,7 +168,7 @@ def resolve(
         asked: from our flags; a budget of ``auto`` has been decided.
         native_draft_tokens: ``--speculative-num-draft-tokens``, which is the budget plus one.
         block_size: ``--speculative-dflash-block-size``, else the drafter's own.
-        own_temperature: the drafter's own draft temperature.
+        own_temperature: the drafter's own draft temperature as its config has it; None is 1.
 
     Raises:
         SettingsError: two flags say different things, or a value is out of range.
@@ -187,15 +190,15 @@ def resolve(
         )
     if budget == 0:
         return None
-    if cap == 1 and asked.draft_temperature is not None:
+    cap, temperature = min(cap, budget), asked.draft_temperature
+    if cap == 1 and temperature is not None:
         raise SettingsError("DDTREE draft_temperature means nothing to a chain: leave it out or raise the topk_cap")
+    if cap > 1 and temperature is None:
+        temperature = checked_temperature(own_temperature, "dflash_config.draft_temperature of the drafter")
     return TreeSettings(
-        budget,
-        min(cap, budget),
-        block,
-        own_temperature if asked.draft_temperature is None else asked.draft_temperature,
-        **{name: getattr(asked, name) for name in SWITCHES if name != "probe"},
-    )
+        budget, cap, block, 1.0 if temperature is None else temperature,
+        asked.fold_tail, asked.own_tables, asked.check_ranks, asked.count_experts,
+    )  # fmt: skip
 
 
 def _agreed(our_flag: str, ours: int | str | None, their_flag: str, theirs: int | None) -> Any:
@@ -204,7 +207,7 @@ def _agreed(our_flag: str, ours: int | str | None, their_flag: str, theirs: int 
     return theirs if ours is None else ours
 
 
-def draft_temperature(value: Any, name: str = "DDTREE draft_temperature") -> float | None:
+def checked_temperature(value: Any, name: str = "DDTREE draft_temperature") -> float | None:
     """A draft temperature as somebody wrote it; None where nobody did.
 
     Raises:
@@ -212,8 +215,8 @@ def draft_temperature(value: Any, name: str = "DDTREE draft_temperature") -> flo
     """
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not COLDEST <= value <= HOTTEST:
-        raise SettingsError(f"{name} is {value!r}: give a number from {COLDEST} to {HOTTEST:g}")
+    if not is_draft_temperature(value):
+        raise SettingsError(f"{name} is {value!r}: give {WANTED}")
     return float(value)
 
 

@@ -200,7 +200,7 @@ def keep_draft_temperature(folder: Path, draft_temperature: float) -> None:
     config = read_json_object(folder / "config.json")
     config["dflash_config"] = config.get("dflash_config", {}) | {"draft_temperature": draft_temperature}
     with replacing(folder / "config.json") as file:
-        file.write(json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
+        file.write(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n")
 
 
 def read_expected_tau(folder: Path) -> ExpectedTau | None:

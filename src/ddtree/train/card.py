@@ -92,7 +92,7 @@ def _shape_section(facts: CardFacts, config: dict[str, Any], weights: tuple[int,
     n_parameters, dtype = weights
     taps, block_size = _stated(config, "target_layer_ids"), _stated(config, "block_size")
     of_layers = f"layers {', '.join(map(str, taps))} (counted from 0)" if taps else "layers that are spread evenly"
-    heads, heat = config["num_attention_heads"], config["dflash_config"].get("draft_temperature")
+    heads, temperature = config["num_attention_heads"], config["dflash_config"].get("draft_temperature")
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
     rows = {
         "format": "`DFlashDraftModel`, the Hugging Face layout of the z-lab drafters",
@@ -101,7 +101,7 @@ def _shape_section(facts: CardFacts, config: dict[str, Any], weights: tuple[int,
         f"key/value heads, head size {config.get('head_dim', _QWEN3_HEAD_DIM)}",
         "attention": f"sliding, {window} tokens" if window else "full",
         "block size": f"{block_size} (one known token and {block_size - 1} mask tokens)",
-        **({"draft temperature": f"{heat:g}, for the trees of greedy requests"} if heat is not None else {}),
+        **({"draft temperature": f"{temperature:g}, for the trees of greedy requests"} if temperature else {}),
         "target features": f"output of target {of_layers}",
         "mask token": str(config["dflash_config"]["mask_token_id"]),
         "parameters": f"{n_parameters:,} in {dtype}; embedding and output head are the target's",

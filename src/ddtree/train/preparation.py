@@ -99,7 +99,10 @@ def _check_sizes(settings: TrainSettings, config: TargetConfig) -> None:
 
 def _drafter_json(settings: TrainSettings, config: TargetConfig) -> dict[str, Any]:
     if settings.start_from is not None:
-        return {**read_json_object(settings.start_from / "config.json"), "dtype": "bfloat16"}
+        started = {**read_json_object(settings.start_from / "config.json"), "dtype": "bfloat16"}
+        if isinstance(own := started.get("dflash_config"), dict):
+            own.pop("draft_temperature", None)  # found for the weights of the start
+        return started
     shape = settings.drafter
     assert shape is not None
     mask = shape.mask_token_id

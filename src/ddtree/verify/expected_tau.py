@@ -131,10 +131,10 @@ def _otherwise(session: Session, settings: dict[str, object], kept: _Kept, own: 
         return f"it was measured with blocks of {own.block_size} tokens"
     if isinstance(window, int) and window < _LEAST_WINDOW:
         return f"it was measured without a draft window, and {window} tokens are few"
-    heat = settings.get("draft_temperature")
-    if settings.get("algorithm") == "ddtree" and isinstance(heat, int | float):  # a chain has none
+    temperature = settings.get("draft_temperature")
+    if settings.get("algorithm") == "ddtree" and isinstance(temperature, int | float):  # a chain has none
         fine = (kept.draft_temperature, own.dflash_config.draft_temperature)  # its maker's choice drafts no worse
-        if not any(math.isclose(heat, each, abs_tol=1e-6) for each in fine):
+        if not any(math.isclose(temperature, each, abs_tol=1e-6) for each in fine):
             return f"it was measured at the draft temperature {kept.draft_temperature}"
     if session.options.probe_tokens < _LEAST_PROBE_TOKENS:
         return f"answers of {session.options.probe_tokens} tokens are short"

@@ -194,7 +194,7 @@ def _without_effect(data: dict[str, Any]) -> None:
     if speculation.get("algorithm") == "dflash":
         for key in _ONLY_WITH_TREES:
             speculation.pop(key, None)
-    if speculation.get("topk_cap") == 1:  # a chain too
+    if 1 in (speculation.get("topk_cap"), speculation.get("budget")):  # a chain too
         speculation.pop("draft_temperature", None)
     if type(speculation.get("draft_temperature")) is int:
         speculation["draft_temperature"] = float(speculation["draft_temperature"])  # 1 and 1.0 are one deployment
