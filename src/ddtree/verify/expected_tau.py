@@ -40,7 +40,7 @@ class _Kept(BaseModel):
 
 
 class _Draft(BaseModel):
-    draft_temperature: _Temperature = 1.0
+    draft_temperature: _Temperature | None = None
 
 
 class _Drafter(BaseModel):
@@ -133,7 +133,7 @@ def _otherwise(session: Session, settings: dict[str, object], kept: _Kept, own: 
         return f"it was measured without a draft window, and {window} tokens are few"
     temperature = settings.get("draft_temperature")
     if settings.get("algorithm") == "ddtree" and isinstance(temperature, int | float):  # a chain has none
-        fine = (kept.draft_temperature, own.dflash_config.draft_temperature)  # its maker's choice drafts no worse
+        fine = (kept.draft_temperature, own.dflash_config.draft_temperature or 1.0)  # its maker's choice drafts no worse
         if not any(math.isclose(temperature, each, abs_tol=1e-6) for each in fine):
             return f"it was measured at the draft temperature {kept.draft_temperature}"
     if session.options.probe_tokens < _LEAST_PROBE_TOKENS:
