@@ -133,7 +133,8 @@ def _otherwise(session: Session, settings: dict[str, object], kept: _Kept, own: 
         return f"it was measured without a draft window, and {window} tokens are few"
     temperature = settings.get("draft_temperature")
     if settings.get("algorithm") == "ddtree" and isinstance(temperature, int | float):  # a chain has none
-        fine = (kept.draft_temperature, own.dflash_config.draft_temperature or 1.0)  # its maker's choice drafts no worse
+        makers = own.dflash_config.draft_temperature or 1.0  # whose choice drafts no worse than what was measured
+        fine = (kept.draft_temperature, makers)
         if not any(math.isclose(temperature, each, abs_tol=1e-6) for each in fine):
             return f"it was measured at the draft temperature {kept.draft_temperature}"
     if session.options.probe_tokens < _LEAST_PROBE_TOKENS:
