@@ -165,7 +165,7 @@ def _show(engine: Engine, runs: dict[str, list[ModeRun]], rows: list[ModeRow], t
         draw_tree(traced, engine.tokenizer.token_text, console)
         console.print(
             f"One pass of the target gave {accepted + 1} tokens: {accepted} accepted and the bonus.\n"
-            "Percentages: the drafter's probability of the token at its depth.",
+            "Percentages: the drafter's probability of the token at its depth, as the tree was built by it.",
             style="dim",
         )
 
