@@ -36,6 +36,11 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+def draft_temperature_option(help: str) -> Any:
+    """The option `--draft-temperature` of a verb, within its range."""
+    return typer.Option(min=COLDEST, max=HOTTEST, help=help)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
     """Which target and drafter, where and how they run."""
@@ -55,11 +60,7 @@ class PairOptions:
     ] = None
     draft_temperature: Annotated[
         float | None,
-        typer.Option(
-            min=COLDEST,
-            max=HOTTEST,
-            help="Below 1 trees grow deeper, above 1 broader; the text stays. Default: the drafter's.",
-        ),
+        draft_temperature_option("Below 1 trees grow deeper, above 1 broader; the text stays. Default: the drafter's."),
     ] = None
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Longest context in tokens. Default: the model's.")

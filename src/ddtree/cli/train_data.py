@@ -10,10 +10,9 @@ import typer
 from rich.table import Table
 
 from ddtree.cli.loading import import_engine
-from ddtree.cli.options import Dtype
+from ddtree.cli.options import Dtype, draft_temperature_option
 from ddtree.cli.output import ProgressLine, note, print_json, result_console
 from ddtree.demo import drafter_folder, target_folder
-from ddtree.draft_temperature import COLDEST, HOTTEST
 from ddtree.errors import UserError
 from ddtree.plain_text import printable
 
@@ -151,10 +150,8 @@ def evaluate(
     on_bad_row: _BadRowOption = OnBadRow.refuse,
     draft_temperature: Annotated[
         float | None,
-        typer.Option(
-            min=COLDEST,
-            max=HOTTEST,
-            help="Build trees at this one instead of the drafter's own; --keep makes it the drafter's.",
+        draft_temperature_option(
+            "Build trees at this one instead of the drafter's own; --keep makes it the drafter's."
         ),
     ] = None,
     keep: Annotated[

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ddtree.cli.options import Mode as DecodeMode
-from ddtree.cli.options import parse_budget
-from ddtree.draft_temperature import COLDEST, HOTTEST
+from ddtree.cli.options import draft_temperature_option, parse_budget
 from ddtree.errors import UserError
 from ddtree.verify import Expectation, checked_url, from_deployment
 from ddtree.verify.revision import ReadFile
@@ -66,7 +65,7 @@ class Declared:
     ] = None
     draft_temperature: Annotated[
         float | None,
-        typer.Option(min=COLDEST, max=HOTTEST, help="Temperature of the drafter's probabilities for trees."),
+        draft_temperature_option("Temperature of the drafter's probabilities for trees."),
     ] = None
     context_length: Annotated[int | None, typer.Option(min=2, metavar="N", help="Longest context in tokens.")] = None
     model: Annotated[str | None, typer.Option(metavar="DIR|ID", help="Where the target comes from.")] = None

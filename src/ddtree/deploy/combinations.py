@@ -8,6 +8,7 @@ import re
 from ddtree.deploy.declaration import Declaration
 from ddtree.deploy.flags import is_own_speculation, key_of
 from ddtree.deploy.section import refuse
+from ddtree.deploy.sections import OF_DRAFTS, OF_TREES
 
 TREE_BACKENDS = ("triton", "fa3", "fa4", "flashinfer")
 """SGLang's attention backends that can verify a tree on ordinary attention."""
@@ -63,7 +64,7 @@ def _weights(deployment: Declaration) -> None:
 def _speculation(deployment: Declaration) -> None:
     speculation = deployment.speculation
     if speculation.algorithm in ("none", "custom"):
-        for key in ("budget", "topk_cap", "block_size", "draft_window", "draft_temperature"):
+        for key in OF_DRAFTS:
             if getattr(speculation, key) is not None:
                 refuse(
                     f'speculation.{key} has no meaning with algorithm = "{speculation.algorithm}"',
@@ -72,7 +73,7 @@ def _speculation(deployment: Declaration) -> None:
         if deployment.expect.tau_floor is not None and speculation.algorithm == "none":
             refuse('expect.tau_floor has no meaning with algorithm = "none"', "leave it out")
     if speculation.algorithm == "dflash":
-        for key in ("topk_cap", "draft_temperature"):
+        for key in OF_TREES:
             if getattr(speculation, key) is not None:
                 refuse(f"speculation.{key} does not apply to a chain", 'leave it out, or set algorithm = "ddtree"')
         if speculation.budget == "auto":

@@ -129,6 +129,13 @@ class Parallelism(Section):
         return self
 
 
+OF_DRAFTS = ("budget", "topk_cap", "block_size", "draft_window", "draft_temperature")
+"""Keys of `Speculation` that mean nothing without drafts."""
+
+OF_TREES = ("topk_cap", "draft_temperature")
+"""Of these, the ones that mean nothing to a chain."""
+
+
 class Speculation(Section):
     """How the target is helped along."""
 

@@ -143,9 +143,8 @@ class DeviceState:
         n = self.block_table.shape[1]
         counts = [committed, len(prompt), 0, min(params.top_k, self.vocab_size)]
         row = [*pages, *[TRASH_PAGE] * (n - len(pages)), *counts, seed_key(seed)]
-        numbers = torch.zeros(len(self._numbers), dtype=torch.float32)
-        numbers[: len(_NUMBERS)] = torch.tensor([getattr(params, name) for name in _NUMBERS])
-        numbers[len(_NUMBERS)] = sharpness_of(self._draft_temperature, numbers[0] * (params.top_k != 1))
+        sharpness = sharpness_of(self._draft_temperature, 0.0 if params.top_k == 1 else params.temperature)
+        numbers = torch.tensor([*(getattr(params, name) for name in _NUMBERS), sharpness, 0.0], dtype=torch.float32)
         # All in one copy, the numbers bit for bit: with many sequences the host's time to seat one is what counts.
         told = self._sent(torch.cat((torch.tensor(row, dtype=torch.int64), numbers.view(torch.int64))))
         self.block_table[slot], self._counts[:, slot] = told[:n], told[n : n + 4]

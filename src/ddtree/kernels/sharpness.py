@@ -1,9 +1,13 @@
 """How far a drafter's distributions are sharpened before a request's tree is built."""
 
+from typing import TypeVar
+
 import torch
 
+Number = TypeVar("Number", float, torch.Tensor)
 
-def sharpness_of(draft_temperature: float, temperatures: torch.Tensor) -> torch.Tensor:
+
+def sharpness_of(draft_temperature: float, temperature: Number) -> Number:
     """What the drafter's logits are multiplied by: the reciprocal of the temperature at which trees are built.
 
     A greedy target takes its likeliest token for certain, and a drafter may foretell that with too little confidence,
@@ -12,10 +16,10 @@ def sharpness_of(draft_temperature: float, temperatures: torch.Tensor) -> torch.
 
     Args:
         draft_temperature: for greedy requests.
-        temperatures: float32 ``[batch]``, at which the requests sample; 0 for greedy ones.
+        temperature: at which a request samples, or float64 ``[batch]`` of several; 0 for greedy ones.
 
     Returns:
-        float32 ``[batch]``.
+        as many numbers. Rounded to float32 they are exact at 1, and one by one the same as together.
     """
-    own, one = torch.full_like(temperatures, draft_temperature), torch.ones_like(temperatures)
-    return own.lerp(one, temperatures.clamp_max(1.0)).reciprocal()
+    capped = temperature.clamp_max(1.0) if isinstance(temperature, torch.Tensor) else min(temperature, 1.0)
+    return 1 / (draft_temperature + (1 - draft_temperature) * capped)

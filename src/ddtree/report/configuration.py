@@ -42,7 +42,7 @@ class Configuration:
     @property
     def others_without_drafts(self) -> tuple[tuple[str, str], ...]:
         """Those that plain decoding has as well."""
-        return tuple((key, value) for key, value in self.others if not key.startswith("speculation."))
+        return _without_drafts(self.others)
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ def configuration_of(run: RunRecord, variant: str) -> Configuration:
     others = tuple((key, _told(value)) for key, value in sorted(settings.items()) if key not in _SPECULATION)
     mode, *rest = variant.split(":")
     if mode == "ar" or settings.get("speculation.algorithm") == "none":
-        others = Configuration(mode, others=others).others_without_drafts
+        others = _without_drafts(others)
     if mode == "server":
         algorithm = settings.get("speculation.algorithm")
         mode = _MODES.get(str(algorithm), "server" if algorithm is None else str(algorithm))
@@ -67,6 +67,10 @@ def configuration_of(run: RunRecord, variant: str) -> Configuration:
     if rest and rest[0] != "default":
         budget = int(rest[0]) if rest[0].isdigit() else rest[0]
     return Configuration(mode, budget, int(rest[1]) if len(rest) > 1 else None, others)
+
+
+def _without_drafts(settings: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, value) for key, value in settings if not key.startswith("speculation."))
 
 
 def _told(value: Any) -> str:

@@ -84,8 +84,8 @@ class TreeHead:
         self._ranks = 1 if shard.group is None else shard.group.world_size
         self._k = min(settings.topk_cap, shard.tokens)
         device, width = shard.weight.device, settings.width
-        self._of_greedy = sharpness_of(settings.draft_temperature, torch.zeros(max_batch, device=device))
-        self._sharpness, self._all_greedy = self._of_greedy.clone(), True
+        self._of_greedy = sharpness_of(settings.draft_temperature, 0.0)
+        self._sharpness, self._all_greedy = torch.full((max_batch,), self._of_greedy, device=device), True
         tokens, parents, depths = torch.zeros(3, max_batch, width, dtype=torch.int64, device=device)
         self._out = TreeTensors(
             tokens, parents, depths,
@@ -127,9 +127,10 @@ class TreeHead:
         if (greedy and self._all_greedy) or self._settings.draft_temperature == 1.0:
             return
         if greedy:
-            self._sharpness.copy_(self._of_greedy)
+            self._sharpness.fill_(self._of_greedy)
         else:
-            self._sharpness[:batch] = sharpness_of(self._settings.draft_temperature, request_temperatures(info))
+            temperatures = request_temperatures(info).double()
+            self._sharpness[:batch] = sharpness_of(self._settings.draft_temperature, temperatures)
         self._all_greedy = greedy
 
     def trees(self, batch: int) -> TreeTensors:

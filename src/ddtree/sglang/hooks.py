@@ -62,8 +62,5 @@ def refuse_request(result: Any, request: Any, *_: Any, **__: Any) -> Any:
 def tell_shape(result: Any, controller: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
     """After ``SchedulerInternalStateController._add_speculative``: what ``/server_info`` says of the trees."""
     if is_ours(controller.scheduler.spec_algorithm):
-        settings = TreeSettings.from_environment()
-        state["speculative_ddtree_budget"] = settings.budget
-        state["speculative_ddtree_topk_cap"] = settings.topk_cap
-        state["speculative_ddtree_draft_temperature"] = settings.draft_temperature
+        state.update(TreeSettings.from_environment().told())
     return result

@@ -43,12 +43,7 @@ def resolve_server_args(server_args: Any) -> None:
         choice = BudgetChoice(view, model_config(server_args).hf_config, asked, command_line())
         if asked.budget == AUTO:
             asked = replace(asked, budget=choice.auto())
-    settings = resolve(
-        asked,
-        server_args.speculative_num_draft_tokens,
-        block,
-        temperature,
-    )
+    settings = resolve(asked, server_args.speculative_num_draft_tokens, block, temperature)
     if settings is None or choice is None:
         _turn_off(server_args)
         return
@@ -85,9 +80,8 @@ def _show(settings: TreeSettings, server_args: Any) -> None:
     They are no declared fields, so SGLang's own handling of its dataclass does not see them. SGLang 0.5.23 tells of
     declared fields only: there `ddtree.sglang.hooks.tell_shape` adds them.
     """
-    server_args.speculative_ddtree_budget = settings.budget
-    server_args.speculative_ddtree_topk_cap = settings.topk_cap
-    server_args.speculative_ddtree_draft_temperature = settings.draft_temperature
+    for name, value in settings.told().items():
+        setattr(server_args, name, value)
 
 
 def _is_off(server_args: Any) -> bool:

@@ -140,6 +140,14 @@ class TreeSettings:
             f"draft_temperature={self.draft_temperature:g}"
         )
 
+    def told(self) -> dict[str, int | float]:
+        """What ``/server_info`` says of the trees."""
+        return {
+            "speculative_ddtree_budget": self.budget,
+            "speculative_ddtree_topk_cap": self.topk_cap,
+            "speculative_ddtree_draft_temperature": self.draft_temperature,
+        }
+
     def to_environment(self) -> None:
         """Leave it where spawned processes find it."""
         os.environ[RESOLVED_VARIABLE] = json.dumps(asdict(self))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from ddtree.models.config_file import read_json_object
 from ddtree.models.target_config import read_target_config
 from ddtree.models.tokenizer import Tokenizer
 from ddtree.train.data_facts import Count, Record, Sha256, TargetIdentity, file_sha256, identify_target
-from ddtree.train.durable import replacing
+from ddtree.train.durable import replace_json, replacing
 from ddtree.train.prompt_files import BadRow, OnBadRow, PromptRow, read_prompt_file, refuse
 from ddtree.train.prompt_pool import EncodedRow, encode_row
 
@@ -199,8 +198,7 @@ def keep_draft_temperature(folder: Path, draft_temperature: float) -> None:
     """
     config = read_json_object(folder / "config.json")
     config["dflash_config"] = config.get("dflash_config", {}) | {"draft_temperature": draft_temperature}
-    with replacing(folder / "config.json") as file:
-        file.write(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+    replace_json(folder / "config.json", config)
 
 
 def read_expected_tau(folder: Path) -> ExpectedTau | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ddtree.disk import UNFINISHED, sync_folder
 from ddtree.errors import UserError
@@ -40,6 +41,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         _remove(draft)
         raise
+
+
+def replace_json(path: Path, value: Any) -> None:
+    """Write a JSON file in place of what stood there; raises as `replacing` does."""
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=2) + "\n").encode())
 
 
 def _remove(path: Path) -> None:

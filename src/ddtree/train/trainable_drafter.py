@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ddtree.models.weights import Weights
 from ddtree.train.anchors import Anchors, Looks
 from ddtree.train.block_mask import DraftMask, Mask, attend
 from ddtree.train.compiling import Wrap
-from ddtree.train.durable import replacing
+from ddtree.train.durable import replace_json, replacing
 from ddtree.train.packing import PackedRows
 from ddtree.train.rotation import rms_norm, rotate, rotation
 
@@ -109,8 +108,7 @@ class TrainableDrafter(nn.Module):
         weights = {name: value.detach().to("cpu", torch.bfloat16) for name, value in self.state_dict().items()}
         with replacing(folder / "model.safetensors") as file:
             file.write(save(weights, metadata={"format": "pt"}))
-        with replacing(folder / "config.json") as file:
-            file.write((json.dumps(self.folder_config, indent=2) + "\n").encode())
+        replace_json(folder / "config.json", self.folder_config)
 
 
 class DraftPass:

@@ -13,12 +13,11 @@ from typing import Any
 from ddtree.bench.record import Variant
 from ddtree.bench.sweep.sweep_file import UNSET, BenchTable, SweepFile
 from ddtree.deploy import Deployment, to_deployment
+from ddtree.deploy.sections import OF_DRAFTS, OF_TREES
 from ddtree.errors import UserError
 
 _ALGORITHM, _BUDGET, _CAP = "speculation.algorithm", "speculation.budget", "speculation.topk_cap"
 _PER_REQUEST = (_ALGORITHM, _BUDGET, _CAP)
-_ONLY_WITH_TREES = ("topk_cap", "draft_temperature")
-_ONLY_WITH_DRAFTS = ("budget", "block_size", "draft_window", *_ONLY_WITH_TREES)
 
 
 @dataclass(frozen=True)
@@ -186,13 +185,13 @@ def _without_effect(data: dict[str, Any]) -> None:
     if speculation.get("budget") == 0 and not isinstance(speculation.get("budget"), bool):
         speculation["algorithm"] = "none"
     if speculation.get("algorithm") == "none":
-        for key in _ONLY_WITH_DRAFTS:
+        for key in OF_DRAFTS:
             speculation.pop(key, None)
         data.pop("drafter", None)
         if isinstance(data.get("expect"), dict):
             data["expect"].pop("tau_floor", None)
     if speculation.get("algorithm") == "dflash":
-        for key in _ONLY_WITH_TREES:
+        for key in OF_TREES:
             speculation.pop(key, None)
     if 1 in (speculation.get("topk_cap"), speculation.get("budget")):  # a chain too
         speculation.pop("draft_temperature", None)
