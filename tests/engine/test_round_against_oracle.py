@@ -100,10 +100,21 @@ def test_draft_temperatures(pair: Pair, tmp_path: Path, temperature: float) -> N
     assert given.tokens == back.tokens and given.trees[0].scores.keys() != back.trees[0].scores.keys()
 
 
-@pytest.mark.parametrize(("sampling", "wanted"), [(0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (1.5, 1.0)])
-def test_requests_that_sample_get_trees_at_their_own_temperature(pair: Pair, sampling: float, wanted: float) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "wanted"),
+    [
+        ({"temperature": 0.0}, 0.4),
+        ({"temperature": 0.5}, 0.7),
+        ({"temperature": 1.0}, 1.0),
+        ({"temperature": 1.5}, 1.0),
+        ({"temperature": 1.0, "top_k": 1}, 0.4),  # there is nothing to choose from
+    ],
+)
+def test_requests_that_sample_get_trees_at_their_own_temperature(
+    pair: Pair, sampling: dict[str, Any], wanted: float
+) -> None:
     """Together with a greedy one in a batch; between 0 and 1 the temperature changes in proportion."""
-    params = [SamplingParams(max_new_tokens=20, temperature=own, seed=3, ignore_eos=True) for own in (sampling, 0.0)]
+    params = [SamplingParams(max_new_tokens=20, seed=3, ignore_eos=True, **own) for own in (sampling, {})]
     speculation = Speculation("tree", 16)
     completions = pair.engine(draft_temperature=0.4).generate(
         PROMPTS[:2], params, speculation=speculation, record_trees=True
