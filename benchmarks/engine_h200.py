@@ -219,7 +219,7 @@ def host(args: argparse.Namespace) -> dict[str, Any]:
             (e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA),
             key=lambda e: e.time_range.start,
         )
-        copies = [i for i, e in enumerate(kernels) if "Memcpy DtoH" in e.name]
+        copies = [i for i, e in enumerate(kernels) if e.name == "hand_over"]
         gaps = [kernels[i + 1].time_range.start - kernels[i].time_range.end for i in copies if i + 1 < len(kernels)]
         rows.append({
             "mode": speculation.mode, "rounds_without_synchronisation": rounds, "replays": engine._runner.replays,

@@ -121,17 +121,18 @@ class PassOfRows:
         return self.attention(query, self.cache[i, 0], self.cache[i, 1], None) if attends else self.attended
 
     def fused(self, attends: bool = True) -> torch.Tensor:
-        stream, place = self.start.clone(), self.placement
+        stream, place, normed = self.start.clone(), self.placement, None
         for i, layer in enumerate(self.layers):
             norm = layer["head_norm"] if self.shape.head_norms else None
             query = FAST.attend_input(
                 stream, layer["norm"], 1e-5, layer["qkv"], None, self.shape.head_dim, norm, norm,
-                place.cos, place.sin, self.cache[i], place.slots,
+                place.cos, place.sin, self.cache[i], place.slots, normed,
             )  # fmt: skip
-            FAST.add_linear(stream, self._attend(i, query, attends), layer["output"], None)
-            gated = FAST.feed_forward_input(stream, layer["norm"], 1e-5, layer["gate_up"], None)
-            FAST.add_linear(stream, gated, layer["down"], None)
-        return FAST.rms_norm(stream, self.layers[0]["norm"], 1e-5)
+            attended = self._attend(i, query, attends)
+            normed = FAST.add_linear(stream, attended, layer["output"], None, None, layer["norm"], 1e-5)
+            gated = FAST.feed_forward_input(stream, layer["norm"], 1e-5, layer["gate_up"], None, normed)
+            normed = FAST.add_linear(stream, gated, layer["down"], None, None, layer["norm"], 1e-5)
+        return FAST.rms_norm(stream, self.layers[0]["norm"], 1e-5) if normed is None else normed
 
     def plain(self, attends: bool = True) -> torch.Tensor:
         stream, place = self.start.clone(), self.placement

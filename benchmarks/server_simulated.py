@@ -127,7 +127,7 @@ def simulated_engine(folder: Path, max_batch: int, costs: Costs) -> Any:
     class SimulatedRunner(EagerRunner):
         overlaps = fills_up = True
 
-        def launch(self, slots: list[int], shape: Any, flags: Any, context_bound: int, *_: Any) -> Any:
+        def launch(self, slots: list[int], shape: Any, flags: Any, context_bound: int, is_timed: bool) -> Any:
             return SimulatedLaunch(SimulatedFlight(slots, costs.round_s(len(slots)), is_first=False))
 
         def prefill(self, slots: list[int], chunks: list[list[int]], kind: Any, context_bound: int, *_: Any) -> Any:

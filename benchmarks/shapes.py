@@ -52,6 +52,10 @@ def simulated_choice(accepted: int, kernels: KernelSet = FAST) -> Any:
         real = kernels.choose(logits, sampling, tree, committed, allowed)
         if tree.tokens.shape[1] == 1:
             return real
+        if real.is_cuda:
+            from simulated_choice_triton import simulate
+
+            return simulate(real, tree, accepted, logits.shape[-1])
         rows = tree.tokens.shape[1]
         row = torch.arange(rows, device=tree.tokens.device)
         is_child = (tree.parents[:, None, :] == row[:, None]) & (row > 0) & tree.alive[:, None, :]

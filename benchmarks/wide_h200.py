@@ -7,7 +7,7 @@
 
 A time is that of 36 products or layers with own weights in one CUDA graph, so that the L2 cache holds none of them;
 norms, rotation, gate and residual stream included, in `tune` also attention over 2,048 tokens. `tune` tries in whole
-layers what was fastest alone. `--by triton` has Triton's tiles tried instead of those by wgmma.
+layers what was fastest alone. `--by triton` has Triton's tiles tried instead of those by wgmma, `--by both` both.
 """
 
 import argparse
@@ -38,6 +38,7 @@ WORK = {
     "wgmma": [(name, rows) for all_rows in ((64, 65, 129, 16), (128, 32, 96, 48, 8)) for name in SHAPES
               for rows in all_rows],
     "triton": [(name, rows) for rows in (64, 1, 16, 32, 8, 24, 48, 128, 96) for name in SHAPES],
+    "both": [(name, rows) for rows in (64, 16, 1, 72, 128, 96, 32, 48) for name in SHAPES],
 }  # fmt: skip
 KEYS = {"attend_input": "qkv", "output": "output", "feed_forward_input": "gate_up", "down": "down"}
 
@@ -254,8 +255,9 @@ def tune_rows(own: PassOfRows, by: str, replays: int) -> dict[str, Any]:
             chosen[product], best = tile, ms
 
     for product, order in alone.items():
-        first = [WideTile(**row["fields"]) for row in order if row["fields"] is not None][:3]
-        for tile in (*first, None):
+        tiles = [WideTile(**row["fields"]) for row in order if row["fields"] is not None]
+        # Alone a product is followed by no norm, which comes with the sums of stretches for nothing.
+        for tile in dict.fromkeys((*tiles[:3], *[tile for tile in tiles if tile.leaves_sums][:1], None)):
             if tile != chosen[product]:
                 attempt(product, tile)
     for product in chosen:

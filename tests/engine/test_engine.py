@@ -283,7 +283,7 @@ def test_recorded_trees_survive_the_next_round_of_an_overlapping_runner(folders)
     class Overlapping(EagerRunner):
         overlaps, kept = True, None
 
-        def launch(self, *arguments):
+        def launch(self, *arguments, is_timed):
             fresh = super().launch(*arguments)
             if self.kept is None:
                 self.kept = fresh.copied()

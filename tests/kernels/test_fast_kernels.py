@@ -146,6 +146,17 @@ def test_advance_and_keep_taps(drafts: bool) -> None:
         assert (got is None and want is None) or torch.equal(got, want)
 
 
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize("shape", [(1, 17), (64, 129), (3, 256)])
+def test_hand_over(shape: tuple[int, int]) -> None:
+    packed = torch.randint(-(2**62), 2**62, shape, device=DEVICE)
+    host = torch.zeros(shape, dtype=torch.int64, pin_memory=GPU)
+    FAST.hand_over(packed, host)
+    if GPU:
+        torch.cuda.synchronize()
+    assert torch.equal(host, packed.cpu())
+
+
 def drawn(kind: str, batch: int, depths: int, k: int) -> torch.Tensor:
     """Log-probabilities float32 ``[batch, depths, k]``, best first."""
     logits = torch.randn(batch, depths, 1000) * (0.01 if kind == "flat" else 3)

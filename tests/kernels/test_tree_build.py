@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree.kernels.tree_build import build_tree
-from ddtree.kernels.tree_tensors import root_only
+from ddtree.kernels.tree_build_cuda import build_tree as build_tree_cuda
+from ddtree.kernels.tree_tensors import TreeTensors, root_only
 from ddtree.kernels.tree_walk import walk_tree
 from ddtree.tree import build, walk
+from devices import DEVICE, poison_memory
 
 
 def tables(rng, batch, depths, k, vocab, coarse):
@@ -69,6 +71,61 @@ def test_large_budgets(budget):
         expected = build(log_probs[b], tokens[b], budget)
         np.testing.assert_array_equal(got.to_draft_tree(b).token_ids, expected.token_ids)
         np.testing.assert_array_equal(got.to_draft_tree(b).parents, expected.parents)
+
+
+def drafts(kind, rng, depths, k):
+    """Log-probabilities float32 ``[depths, k]``, best first, that lead the CUDA kernel one way or another."""
+    if kind in ("sharp", "soft"):  # a language model's: a power law, the less peaked the deeper
+        peak = (1 + rng.gamma(2.0, 2.0, (depths, 1))) * np.exp(-np.arange(depths)[:, None] / 12)
+        logits = (
+            -peak * (2 if kind == "sharp" else 1) * np.log(np.arange(1, 2001)) + rng.normal(size=(depths, 2000)) / 2
+        )
+        log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        return -np.sort(-log_probs, axis=1)[:, :k].astype(np.float32)
+    if kind == "ties":
+        return (-np.sort(np.round(rng.exponential(size=(depths, k)) * 2) / 2, axis=1) - 0.5).astype(np.float32)
+    if kind == "tiny":
+        return -np.sort(rng.exponential(size=(depths, k)).astype(np.float32) * np.float32(1e-35), axis=1)
+    if kind.startswith("steps of "):
+        return (-0.01 - np.arange(k) * float(kind[9:]) * np.ones((depths, 1))).astype(np.float32)
+    scale = {"near": 1.0, "far": 25.0, "farther": 250.0, "out of reach": 4000.0}[kind]
+    return -np.sort(rng.exponential(size=(depths, k)) * scale + scale / 20, axis=1).astype(np.float32)
+
+
+@pytest.mark.usefixtures("cuda_kernels")
+@pytest.mark.parametrize(
+    ("kind", "depths", "k", "budget"),
+    [
+        ("sharp", 15, 64, 128), ("sharp", 31, 40, 256), ("sharp", 15, 64, 1024),
+        ("soft", 15, 64, 64), ("soft", 15, 64, 128), ("soft", 7, 64, 300), ("soft", 15, 1, 1),
+        ("near", 5, 33, 64), ("far", 5, 20, 64), ("farther", 5, 20, 64), ("out of reach", 5, 20, 64),
+        ("near", 3, 3, 50), ("far", 2, 4, 20), ("near", 1, 5, 256), ("tiny", 6, 8, 100),
+        ("ties", 15, 64, 128), ("ties", 15, 64, 256), ("ties", 15, 64, 512),
+        ("steps of 0.37", 15, 2, 128), ("steps of 0.38", 15, 2, 1024), ("steps of 0", 15, 64, 200),
+        ("steps of 0.12", 15, 64, 256), ("steps of 0.12", 31, 2, 256),
+    ],
+)  # fmt: skip
+def test_cuda_build_equals_the_oracle(kind, depths, k, budget):
+    rng = np.random.default_rng(budget)
+    poison_memory()
+    log_probs = np.stack([drafts(kind, rng, depths, k) for _ in range(3)])
+    tokens = np.stack([[rng.permutation(3000)[:k] for _ in range(depths)] for _ in range(3)])
+    roots, max_depths = np.array([5, 6, 7]), np.array([depths, depths - 1, depths + 3])
+    inputs = [torch.from_numpy(x).to(DEVICE) for x in (log_probs, tokens, roots, max_depths)]
+    got = build_tree_cuda(*inputs[:3], budget, inputs[3])
+    got = TreeTensors(got.tokens.cpu(), got.parents.cpu(), got.depths.cpu(), got.scores.cpu(), got.ancestors.cpu())
+    for b in range(3):
+        expected = build(log_probs[b], tokens[b], budget, int(max_depths[b]))
+        tree, rows = got.to_draft_tree(b), len(expected) + 1
+        np.testing.assert_array_equal(tree.token_ids, expected.token_ids)
+        np.testing.assert_array_equal(tree.parents, expected.parents)
+        np.testing.assert_array_equal(tree.depths, expected.depths)
+        np.testing.assert_array_equal(tree.log_scores, expected.log_scores)
+        np.testing.assert_array_equal(got.ancestors[b, :rows, :rows].numpy(), expected.ancestor_mask())
+        assert got.tokens[b, 0] == roots[b]
+        assert not got.ancestors[b, :rows, rows:].any()
+        dead = got.ancestors[b, rows:]
+        assert (dead.sum(-1) == 2).all() and dead[:, 0].all() and not got.alive[b, rows:].any()
 
 
 @settings(max_examples=150, deadline=None)

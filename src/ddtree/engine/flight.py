@@ -1,9 +1,39 @@
 """Results on their way from the device to the host."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+
+class HostMemory:
+    """Pinned memory that results land in, one piece for each flight under way.
+
+    Args:
+        hand_over: see `ddtree.kernels.advance.hand_over`.
+    """
+
+    def __init__(self, hand_over: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        self._hand_over = hand_over
+        self._free: dict[torch.Size, list[torch.Tensor]] = {}
+        # A piece that nobody gives back, because its flight was dropped, must not be used for anything else: the device
+        # may yet write to it, and unlike torch's own copies nothing tells the allocator so.
+        self._pieces: list[torch.Tensor] = []
+
+    def fetch(self, packed: torch.Tensor) -> torch.Tensor:
+        """A piece that ``packed`` is on its way to."""
+        free = self._free.setdefault(packed.shape, [])
+        if not free:
+            free.append(torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True))
+            self._pieces.append(free[-1])
+        piece = free.pop()
+        self._hand_over(packed, piece)
+        return piece
+
+    def give_back(self, piece: torch.Tensor) -> None:
+        """Nothing is on its way to it any more, and nobody reads it."""
+        self._free[piece.shape].append(piece)
 
 
 class Flight:
@@ -14,29 +44,41 @@ class Flight:
             host wants to know.
         n_tokens: tokens of a row.
         launched: `time.perf_counter()` just before the work was launched.
+        memory: where it lands; else in memory of its own, by the copy engine, which takes longer.
         begun: an event recorded just before the work, where its time on the device is asked for.
     """
 
     def __init__(
-        self, packed: torch.Tensor, n_tokens: int, launched: float, begun: torch.cuda.Event | None = None
+        self,
+        packed: torch.Tensor,
+        n_tokens: int,
+        launched: float,
+        memory: HostMemory | None = None,
+        begun: torch.cuda.Event | None = None,
     ) -> None:
         self._n_tokens = n_tokens
         self.launched = launched
         self._begun = begun
         self._event: torch.cuda.Event | None = None
+        self._memory = memory
         self._host = packed
         if packed.device.type == "cuda":
-            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            self._host.copy_(packed, non_blocking=True)
+            if memory is not None:
+                self._host = memory.fetch(packed)
+            else:
+                self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+                self._host.copy_(packed, non_blocking=True)
             self._event = torch.cuda.Event(enable_timing=begun is not None)
             self._event.record()
 
     def land(self) -> list["Landed"]:
-        """Wait, and give what came for each sequence."""
+        """Wait, and give what came for each sequence; once."""
         if self._event is not None:
             self._event.synchronize()
-        end = 1 + self._n_tokens
-        rows = self._host.numpy()
+        rows, end = self._host.numpy(), 1 + self._n_tokens
+        if self._memory is not None:
+            rows = rows.copy()
+            self._memory.give_back(self._host)
         return [
             Landed(row[1 : row[0] + 2], row[0], extra)
             for row, extra in zip(rows[:, :end].tolist(), rows[:, end:], strict=True)

@@ -48,11 +48,14 @@ class Runner(Protocol):
     overlaps: bool
     fills_up: bool
 
-    def launch(self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int) -> Launched:
+    def launch(
+        self, slots: list[int], shape: DraftShape, flags: SamplingFlags, context_bound: int, is_timed: bool = False
+    ) -> Launched:
         """Launch one round of the sequences in ``slots``.
 
         Args:
             context_bound: none of them has committed more tokens, as far as the host knows.
+            is_timed: `Flight.device_ms` will be asked for, where rounds overlap.
         """
         ...
 
@@ -111,6 +114,7 @@ class EagerRunner:
         shape: DraftShape,
         flags: SamplingFlags,
         context_bound: int,
+        is_timed: bool = False,
         constraints: Seq[Constraint] = (),
     ) -> Launched:
         """See `Runner`; only here the host can take part in a round, for ``constraints``."""

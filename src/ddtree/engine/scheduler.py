@@ -168,9 +168,9 @@ class Scheduler:
         slots = [s.slot for s in group]
         constraints = [s.constraint for s in group if s.constraint is not None]
         if constraints:  # times of split rounds say nothing about the others
-            split = self._split.launch(slots, shape, flags, bound, constraints)
+            split = self._split.launch(slots, shape, flags, bound, constraints=constraints)
             return Decoding(group, shape, bucket, False, is_news, split)
-        launched = self._runner.launch(slots, shape, flags, bound)
+        launched = self._runner.launch(slots, shape, flags, bound, is_timed=is_news)
         if any(sequence.record_trees for sequence in group):
             launched = launched.copied()
         return Decoding(group, shape, bucket, is_auto, is_news, launched)
@@ -204,7 +204,9 @@ class Scheduler:
         elapsed_ms = 1e3 * (now - max(flight.launched, self._last_landing))
         self._last_landing = now
         if isinstance(work, Decoding) and work.is_auto:
-            self._policy.time(work.bucket, work.shape.budget, flight.device_ms() or elapsed_ms)
+            round_ms = flight.device_ms() if self._runner.overlaps else elapsed_ms
+            if round_ms is not None:
+                self._policy.time(work.bucket, work.shape.budget, round_ms)
         forecasts = len(CUTS) * (self._depths + 1) if isinstance(work, Decoding) and work.shape.forecasts else 0
         got, told, running = [], [], self._seating.running
         for row, (sequence, landed) in enumerate(zip(work.group, rows, strict=True)):

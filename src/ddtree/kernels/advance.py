@@ -63,3 +63,8 @@ def keep_taps(kept: torch.Tensor, seats: torch.Tensor, taps: torch.Tensor, rows:
         rows: int64 ``[batch, n]``.
     """
     kept[seats, : rows.shape[1]] = taps.gather(1, rows[..., None].expand(-1, -1, taps.shape[-1]))
+
+
+def hand_over(packed: torch.Tensor, host: torch.Tensor) -> None:
+    """Begin to copy ``packed`` (int64, contiguous) to ``host``, pinned memory of the same shape."""
+    host.copy_(packed, non_blocking=True)

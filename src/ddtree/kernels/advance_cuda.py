@@ -44,3 +44,12 @@ def keep_taps(kept: torch.Tensor, seats: torch.Tensor, taps: torch.Tensor, rows:
         "keep_taps", (steps, batch, 1), min(-(-pieces // 32) * 32, 256), 0,
         kept, seats, taps.contiguous(), rows.contiguous(), steps, kept.shape[1], taps.shape[1], pieces,
     )  # fmt: skip
+
+
+def hand_over(packed: torch.Tensor, host: torch.Tensor) -> None:
+    """See `ddtree.kernels.advance.hand_over`; a kernel writes to the host's memory, without the copy engine, which has
+    to be waited for twice."""
+    n = packed.numel()
+    cuda_module("round_books.cu", packed.device).launch(
+        "hand_over", (-(-n // 256), 1, 1), 256, 0, packed.contiguous(), host, n
+    )

@@ -162,6 +162,7 @@ def attend_input(
     sin: torch.Tensor,
     cache: torch.Tensor,
     slots: torch.Tensor,
+    normed: None = None,
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.attend_input`."""
     qkv = linear(rms_norm(stream, norm, eps), weight, bias)
@@ -169,7 +170,12 @@ def attend_input(
 
 
 def feed_forward_input(
-    stream: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
+    stream: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    normed: None = None,
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.feed_forward_input`."""
     return silu_mul(linear(rms_norm(stream, norm, eps), weight, bias))
@@ -181,8 +187,10 @@ def add_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tap: torch.Tensor | None = None,
+    next_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
-    """See `ddtree.kernels.layer_products.add_linear`; rounded once, after the sum."""
+    """See `ddtree.kernels.layer_products.add_linear`; rounded once, after the sum; norms are left to what follows."""
     linear(x, weight, bias, stream)
     if tap is not None:
         tap.copy_(stream)

@@ -50,6 +50,7 @@ def attend_input(
     sin: torch.Tensor,
     cache: torch.Tensor,
     slots: torch.Tensor,
+    normed: None = None,
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.attend_input`."""
     queries = [
@@ -62,7 +63,12 @@ def attend_input(
 
 
 def feed_forward_input(
-    stream: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
+    stream: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    normed: None = None,
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.feed_forward_input`."""
     gated = [layer_products.feed_forward_input(row, norm, eps, weight, bias) for (row,) in _rows(stream)]
@@ -75,8 +81,10 @@ def add_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tap: torch.Tensor | None = None,
+    next_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
-    """See `ddtree.kernels.layer_products.add_linear`."""
+    """See `ddtree.kernels.layer_products.add_linear`; norms are left to what follows."""
     sums = []
     for row, row_x in _rows(stream, x):
         layer_products.add_linear(row, row_x, weight, bias)

@@ -50,6 +50,7 @@ FAST = KernelSet(
     place_rows=lazy("placement_cuda", "place_rows"),
     advance=lazy("advance_cuda", "advance"),
     keep_taps=lazy("advance_cuda", "keep_taps"),
+    hand_over=lazy("advance_cuda", "hand_over"),
     forecast=lazy("forecast_cuda", "forecast"),
     take_seats=lazy("seats_cuda", "take_seats"),
     embed_rows=lazy("embedding_cuda", "embed_rows"),

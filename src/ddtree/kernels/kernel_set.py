@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import linear
 
 from ddtree.kernels.activation import silu_mul
-from ddtree.kernels.advance import Moves, advance, keep_taps
+from ddtree.kernels.advance import Moves, advance, hand_over, keep_taps
 from ddtree.kernels.choose import choose
 from ddtree.kernels.embedding import embed_rows
 from ddtree.kernels.forecast import forecast
@@ -40,7 +40,7 @@ class KernelSet:
     silu_mul: Callable[..., torch.Tensor]
     attend_input: Callable[..., torch.Tensor]
     feed_forward_input: Callable[..., torch.Tensor]
-    add_linear: Callable[..., None]
+    add_linear: Callable[..., torch.Tensor | None]
     write_context: Callable[..., None]
     tree_attention: Callable[..., Any]
     top_log_probs: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -51,6 +51,7 @@ class KernelSet:
     place_rows: Callable[..., Placement]
     advance: Callable[..., Moves]
     keep_taps: Callable[..., None]
+    hand_over: Callable[[torch.Tensor, torch.Tensor], None]
     forecast: Callable[..., torch.Tensor]
     take_seats: Callable[..., Seats]
     embed_rows: Callable[..., torch.Tensor]
@@ -77,6 +78,7 @@ TWINS = KernelSet(
     place_rows=place_rows,
     advance=advance,
     keep_taps=keep_taps,
+    hand_over=hand_over,
     forecast=forecast,
     take_seats=take_seats,
     embed_rows=embed_rows,

@@ -21,6 +21,7 @@ def attend_input(
     sin: torch.Tensor,
     cache: torch.Tensor,
     slots: torch.Tensor,
+    normed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """From the residual stream to rotated queries and written cache slots.
 
@@ -29,6 +30,7 @@ def attend_input(
         norm: ``[hidden]``, the weight of the norm before the product; ``eps`` is that of all norms.
         weight, bias: ``[(heads + 2 * kv_heads) * head_dim, hidden]`` and its first axis, queries first.
         head_dim, q_norm, k_norm, cos, sin, cache, slots: see `ddtree.kernels.rotary.rotate_and_write`.
+        normed: ``stream`` after the norm where `add_linear` has made that already.
 
     Returns:
         rotated queries ``[batch, rows, heads, head_dim]``.
@@ -38,7 +40,12 @@ def attend_input(
 
 
 def feed_forward_input(
-    stream: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
+    stream: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    normed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """From the residual stream to the gated middle of the feed-forward block.
 
@@ -46,6 +53,7 @@ def feed_forward_input(
         stream: ``[batch, rows, hidden]``.
         norm: ``[hidden]``.
         weight, bias: ``[2 * middle, hidden]`` and its first axis, gate first.
+        normed: ``stream`` after the norm where `add_linear` has made that already.
 
     Returns:
         ``[batch, rows, middle]``.
@@ -59,7 +67,9 @@ def add_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tap: torch.Tensor | None = None,
-) -> None:
+    next_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor | None:
     """Add a product to the residual stream, in place.
 
     Args:
@@ -67,7 +77,12 @@ def add_linear(
         x: ``[batch, rows, size]``.
         weight, bias: ``[hidden, size]`` and its first axis.
         tap: ``[batch, rows, hidden]``, perhaps a slice of a wider tensor; the new stream is kept there as well.
+        next_norm, eps: ``[hidden]``, the weight of the norm that the stream goes through next.
+
+    Returns:
+        the new stream after that norm where it came with the sum, else None.
     """
     stream += linear(x, weight, bias)
     if tap is not None:
         tap.copy_(stream)
+    return None

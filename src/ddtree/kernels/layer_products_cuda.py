@@ -104,6 +104,7 @@ def attend_input(
     sin: torch.Tensor,
     cache: torch.Tensor,
     slots: torch.Tensor,
+    normed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.attend_input`."""
     columns, hidden = weight.shape
@@ -116,12 +117,12 @@ def attend_input(
             from ddtree.kernels import wide_layer_triton
 
             return wide_layer_triton.attend_input(
-                wide, stream, norm, eps, weight, bias, head_dim, q_norm, k_norm, cos, sin, cache, slots
+                wide, stream, norm, eps, weight, bias, head_dim, q_norm, k_norm, cos, sin, cache, slots, normed
             )
         from ddtree.kernels.norm_triton import rms_norm
         from ddtree.kernels.rotary_triton import rotate_and_write
 
-        qkv = linear(rms_norm(stream, norm, eps), weight, bias)
+        qkv = linear(rms_norm(stream, norm, eps) if normed is None else normed, weight, bias)
         return rotate_and_write(qkv, head_dim, q_norm, k_norm, eps, cos, sin, cache, slots)
     all_slots, kv_heads = cache.shape[1:3]
     heads = columns // head_dim - 2 * kv_heads
@@ -135,7 +136,12 @@ def attend_input(
 
 
 def feed_forward_input(
-    stream: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
+    stream: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    normed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.feed_forward_input`."""
     columns, hidden = weight.shape
@@ -145,11 +151,11 @@ def feed_forward_input(
         if (wide := _wide_tile_for("feed_forward_input", stream, weight)) is not None:
             from ddtree.kernels import wide_layer_triton
 
-            return wide_layer_triton.feed_forward_input(wide, stream, norm, eps, weight, bias)
+            return wide_layer_triton.feed_forward_input(wide, stream, norm, eps, weight, bias, normed)
         from ddtree.kernels.activation_triton import silu_mul
         from ddtree.kernels.norm_triton import rms_norm
 
-        return silu_mul(linear(rms_norm(stream, norm, eps), weight, bias))
+        return silu_mul(linear(rms_norm(stream, norm, eps) if normed is None else normed, weight, bias))
     gated = stream.new_empty(batch, rows, columns // 2)
     _launch(
         "feed_forward_input", tiles, batch * rows, columns, hidden, 0,
@@ -164,7 +170,9 @@ def add_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tap: torch.Tensor | None = None,
-) -> None:
+    next_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor | None:
     """See `ddtree.kernels.layer_products.add_linear`; large products round once, after the sum."""
     hidden, size = weight.shape
     batch, rows, _ = stream.shape
@@ -173,17 +181,17 @@ def add_linear(
         if (wide := _wide_tile_for("add_linear", stream, weight)) is not None:
             from ddtree.kernels import wide_layer_triton
 
-            wide_layer_triton.add_linear(wide, stream, x, weight, bias, tap)
-            return
+            return wide_layer_triton.add_linear(wide, stream, x, weight, bias, tap, next_norm, eps)
         if bias is None:
             stream.view(-1, hidden).addmm_(x.reshape(-1, size), weight.t())
         else:
             stream += linear(x, weight, bias)
         if tap is not None:
             tap.copy_(stream)
-        return
+        return None
     assert tap is None or tap.stride(0) == rows * tap.stride(1)
     _launch(
         "add_linear", tiles, batch * rows, hidden, size, 0,
         x.contiguous(), weight, bias, stream, tap, batch * rows, hidden, 0 if tap is None else tap.stride(1),
     )  # fmt: skip
+    return None

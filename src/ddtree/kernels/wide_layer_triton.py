@@ -20,12 +20,14 @@ def _multiply_normed(
     eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    normed: torch.Tensor | None,
     gated: bool = False,
 ) -> torch.Tensor:
     """See `ddtree.kernels.wide_products_triton.multiply`."""
-    if tile.by == "rows":
+    if tile.by == "rows" and normed is None:
         return wide_products_triton.multiply(tile, x, weight, bias, norm, eps, gated=gated)
-    return _maker(tile)(tile, sums.rms_norm(x, norm, eps, tile.early), weight, bias, gated=gated)
+    normed = sums.rms_norm(x, norm, eps, tile.early) if normed is None else normed.view(x.shape)
+    return _maker(tile)(tile, normed, weight, bias, gated=gated)
 
 
 def attend_input(
@@ -42,10 +44,11 @@ def attend_input(
     sin: torch.Tensor,
     cache: torch.Tensor,
     slots: torch.Tensor,
+    normed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.attend_input`."""
     batch, rows, hidden = stream.shape
-    product = _multiply_normed(tile, stream.view(-1, hidden), norm, eps, weight, bias)
+    product = _multiply_normed(tile, stream.view(-1, hidden), norm, eps, weight, bias, normed)
     if product.dim() == 2:
         product, bias = product[None], None  # there is nothing to be added any more
     query = sums.rotate_sums(product, bias, head_dim, q_norm, k_norm, eps, cos, sin, cache, slots, tile.early)
@@ -59,10 +62,11 @@ def feed_forward_input(
     eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    normed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `ddtree.kernels.layer_products.feed_forward_input`."""
     batch, rows, hidden = stream.shape
-    gated = _multiply_normed(tile, stream.view(-1, hidden), norm, eps, weight, bias, gated=True)
+    gated = _multiply_normed(tile, stream.view(-1, hidden), norm, eps, weight, bias, normed, gated=True)
     if tile.leaves_sums:
         gated = sums.gate_sums(gated, bias, stream, tile.early)
     return gated.view(batch, rows, -1)
@@ -75,7 +79,9 @@ def add_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tap: torch.Tensor | None = None,
-) -> None:
+    next_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor | None:
     """See `ddtree.kernels.layer_products.add_linear`; rounded once, after the sum."""
     batch, rows, hidden = stream.shape
     assert tap is None or tap.stride(0) == rows * tap.stride(1)
@@ -83,5 +89,7 @@ def add_linear(
     flat = stream.view(-1, hidden)
     x = x.reshape(-1, x.shape[-1]).contiguous()
     product = _maker(tile)(tile, x, weight, bias, stream=flat, tap=tap)
-    if tile.leaves_sums:
-        sums.add_sums(product, bias, flat, tap, tile.early)
+    if not tile.leaves_sums:
+        return None
+    normed = sums.add_sums(product, bias, flat, tap, next_norm, eps, tile.early)
+    return None if normed is None else normed.view(stream.shape)

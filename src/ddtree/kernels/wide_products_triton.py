@@ -2,7 +2,8 @@
 
 A kernel starts while the one before it still runs and then waits for its inputs (programmatic dependent launch). Where
 one product has too few columns to occupy the device, its inner axis is cut into stretches that run side by side; the
-kernel that follows adds their sums in ascending order.
+kernel that follows adds their sums in ascending order. Above 64 rows there are two blocks of rows, the second of 16, 32
+or 64.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -43,7 +44,7 @@ def _finish(
 
 @triton.jit
 def _multiply(x, w, acc, W_FIRST: tl.constexpr):
-    """Tensor cores take 64 rows of their first operand: with few rows of ``x`` the weights come first."""
+    """Tensor cores take 64 rows of their first operand: with 64 rows of ``x`` those may come first."""
     if W_FIRST:
         acc = tl.dot(w, x.T, acc)
     else:
@@ -51,47 +52,76 @@ def _multiply(x, w, acc, W_FIRST: tl.constexpr):
     return acc
 
 
+@triton.jit
+def _put(
+    total, up, bias, stream, out, tap, rows, tap_stride, first_row,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
+    ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_TAP: tl.constexpr, W_FIRST: tl.constexpr,
+):  # fmt: skip
+    """One block of rows, from ``first_row`` on: its sums as they are, or finished."""
+    middle: tl.constexpr = COLUMNS // 2
+    width: tl.constexpr = middle if GATED else COLUMNS
+    row, n = first_row + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    column = tl.program_id(0) * BLOCK_N + n
+    if W_FIRST:
+        column, row, inside = column[:, None], row[None, :], (row < rows)[None, :] & (n < BLOCK_N)[:, None]
+    else:
+        column, row, inside = column[None, :], row[:, None], (row < rows)[:, None] & (n < BLOCK_N)[None, :]
+    place = row * width + column
+    if SPLITS > 1:
+        tl.store(out + tl.program_id(1) * rows * COLUMNS + place, total, mask=inside)
+    else:
+        _finish(
+            total, up, bias, stream, out, tap, column, place, row * tap_stride + column, inside,
+            COLUMNS, GATED, ADDS, HAS_BIAS, HAS_TAP,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, weight, bias, stream, out, tap, rows, tap_stride,
+    x, more_x, weight, bias, stream, out, tap, rows, tap_stride,
     COLUMNS: tl.constexpr, SIZE: tl.constexpr, SPLIT_SIZE: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, MORE_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GATED: tl.constexpr, ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_TAP: tl.constexpr,
     W_FIRST: tl.constexpr, EARLY: tl.constexpr, CALLS_LATE: tl.constexpr,
 ):  # fmt: skip
-    """``x`` and ``weight`` are descriptors: tiles are copied by the copy engine, rows that are not there as zeros."""
+    """``x``, ``more_x`` (rows from BLOCK_M on, where there are any) and ``weight`` are descriptors: tiles are copied by
+    the copy engine, rows that are not there as zeros."""
     middle: tl.constexpr = COLUMNS // 2
+    more_rows: tl.constexpr = MORE_M if MORE_M > 0 else 16
     first_column, first = tl.program_id(0) * BLOCK_N, tl.program_id(1) * SPLIT_SIZE
-    row, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    is_row = row < rows
     if EARLY:
         if not CALLS_LATE:
             gdc_launch_dependents()
         gdc_wait()
     if W_FIRST:
         acc, up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32), tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        acc_more, up_more = tl.zeros((BLOCK_N, more_rows), tl.float32), tl.zeros((BLOCK_N, more_rows), tl.float32)
     else:
         acc, up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32), tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc_more, up_more = tl.zeros((more_rows, BLOCK_N), tl.float32), tl.zeros((more_rows, BLOCK_N), tl.float32)
     for at in range(first, tl.minimum(first + SPLIT_SIZE, SIZE), BLOCK_K):
         a = x.load([0, at])
-        acc = _multiply(a, weight.load([first_column, at]), acc, W_FIRST)
+        w = weight.load([first_column, at])
+        acc = _multiply(a, w, acc, W_FIRST)
+        if MORE_M > 0:
+            b = more_x.load([BLOCK_M, at])
+            acc_more = _multiply(b, w, acc_more, W_FIRST)
         if GATED:
-            up = _multiply(a, weight.load([middle + first_column, at]), up, W_FIRST)
+            w_up = weight.load([middle + first_column, at])
+            up = _multiply(a, w_up, up, W_FIRST)
+            if MORE_M > 0:
+                up_more = _multiply(b, w_up, up_more, W_FIRST)
     if EARLY and CALLS_LATE:
         gdc_launch_dependents()
-    width: tl.constexpr = middle if GATED else COLUMNS
-    column = first_column + n
-    if W_FIRST:
-        column, row, inside = column[:, None], row[None, :], is_row[None, :] & (n < BLOCK_N)[:, None]
-    else:
-        column, row, inside = column[None, :], row[:, None], is_row[:, None] & (n < BLOCK_N)[None, :]
-    place = row * width + column
-    if SPLITS > 1:
-        tl.store(out + tl.program_id(1) * rows * COLUMNS + place, acc, mask=inside)
-    else:
-        _finish(
-            acc, up, bias, stream, out, tap, column, place, row * tap_stride + column, inside,
-            COLUMNS, GATED, ADDS, HAS_BIAS, HAS_TAP,
+    _put(
+        acc, up, bias, stream, out, tap, rows, tap_stride, 0,
+        COLUMNS, SPLITS, BLOCK_M, BLOCK_N, GATED, ADDS, HAS_BIAS, HAS_TAP, W_FIRST,
+    )  # fmt: skip
+    if MORE_M > 0:
+        _put(
+            acc_more, up_more, bias, stream, out, tap, rows, tap_stride, BLOCK_M,
+            COLUMNS, SPLITS, MORE_M, BLOCK_N, GATED, ADDS, HAS_BIAS, HAS_TAP, W_FIRST,
         )  # fmt: skip
 
 
@@ -153,9 +183,11 @@ def _row_kernel(
     )  # fmt: skip
 
 
-def rows_of_tile(rows: int) -> int:
-    """Rows of the tile that holds ``rows``."""
-    return max(16, triton.next_power_of_2(rows))
+def rows_of_tile(rows: int) -> tuple[int, int]:
+    """Rows of the tile that holds ``rows``: of its first block and of its second, 0 where one is enough."""
+    if rows <= 64:
+        return max(16, triton.next_power_of_2(rows)), 0
+    return 64, max(16, triton.next_power_of_2(rows - 64))
 
 
 def multiply(
@@ -198,11 +230,13 @@ def multiply(
             x, norm, eps, weight, bias, stream, out, tap, NORMED=norm is not None, **fixed, **options
         )
         return out
-    block_rows = rows_of_tile(rows)
+    block_rows, more_rows = rows_of_tile(rows)
     x_tiles = TensorDescriptor.from_tensor(x, [block_rows, tile.depth])
+    more_tiles = TensorDescriptor.from_tensor(x, [more_rows, tile.depth]) if more_rows else None
     weight_tiles = TensorDescriptor.from_tensor(weight, [own, tile.depth])
     _product_kernel[(programs, tile.splits)](
-        x_tiles, weight_tiles, bias, stream, out, tap, rows, 0 if tap is None else tap.stride(0),
-        SPLIT_SIZE=stretch, SPLITS=tile.splits, BLOCK_M=block_rows, W_FIRST=block_rows < 64, **fixed, **options,
+        x_tiles, more_tiles, weight_tiles, bias, stream, out, tap, rows, 0 if tap is None else tap.stride(0),
+        SPLIT_SIZE=stretch, SPLITS=tile.splits, BLOCK_M=block_rows, MORE_M=more_rows,
+        W_FIRST=block_rows < 64 or more_rows > 0, **fixed, **options,
     )  # fmt: skip
     return out

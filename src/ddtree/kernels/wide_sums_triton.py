@@ -17,6 +17,14 @@ _HEADS = 4
 
 
 @triton.jit
+def _norm(value, by, eps, SIZE: tl.constexpr, dtype: tl.constexpr):
+    """A row normed and scaled ``by`` the weight; rounded before it is scaled, as the twin rounds."""
+    value = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps)
+    return ((value * scale).to(dtype).to(tl.float32) * by).to(dtype)
+
+
+@triton.jit
 def _norm_kernel(x, weight, normed, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
@@ -25,11 +33,9 @@ def _norm_kernel(x, weight, normed, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
     by = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         gdc_wait()
-    value = tl.load(x + tl.program_id(0) * SIZE + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps)
-    dtype: tl.constexpr = normed.dtype.element_ty
-    scaled = (value * scale).to(dtype).to(tl.float32) * by  # rounded before it is scaled, as the twin rounds
-    tl.store(normed + tl.program_id(0) * SIZE + column, scaled.to(dtype), mask=inside)
+    value = tl.load(x + tl.program_id(0) * SIZE + column, mask=inside, other=0.0)
+    result = _norm(value, by, eps, SIZE, normed.dtype.element_ty)
+    tl.store(normed + tl.program_id(0) * SIZE + column, result, mask=inside)
 
 
 @triton.jit
@@ -42,13 +48,17 @@ def _add_up(sums, place, inside, plane, SPLITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_kernel(
-    sums, bias, stream, tap, rows, tap_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_TAP: tl.constexpr, EARLY: tl.constexpr,
+    sums, bias, stream, tap, norm, normed, rows, tap_stride, eps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_TAP: tl.constexpr, NORMS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """Where it norms as well, a program has a whole row."""
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < COLUMNS
     if EARLY:
         gdc_launch_dependents()
+    if NORMS:
+        by = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
         gdc_wait()
     place = row * COLUMNS + column
     before = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
@@ -59,6 +69,8 @@ def _add_kernel(
     tl.store(stream + place, result, mask=inside)
     if HAS_TAP:
         tl.store(tap + row * tap_stride + column, result, mask=inside)
+    if NORMS:
+        tl.store(normed + place, _norm(result, by, eps, COLUMNS, normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -126,6 +138,11 @@ def _rotate_kernel(
     tl.store(to_cache + half, second, mask=inside & (head >= HEADS))
 
 
+def _row_warps(block: int) -> int:
+    """Of a program with so many numbers of a row."""
+    return min(max(block // 512, 1), 16)
+
+
 def _options(early: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if early else {}
 
@@ -136,21 +153,35 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, early: bool = Tr
     normed = torch.empty_like(x)
     block = triton.next_power_of_2(size)
     _norm_kernel[(rows,)](
-        x, weight, normed, eps, SIZE=size, BLOCK=block, EARLY=early, num_warps=min(max(block // 512, 1), 16),
+        x, weight, normed, eps, SIZE=size, BLOCK=block, EARLY=early, num_warps=_row_warps(block),
         **_options(early),
     )  # fmt: skip
     return normed
 
 
 def add_sums(
-    sums: torch.Tensor, bias: torch.Tensor | None, stream: torch.Tensor, tap: torch.Tensor | None, early: bool = True
-) -> None:
-    """``stream`` (contiguous ``[rows, columns]``) plus ``sums`` (float32, ``[splits, rows, columns]``), in place."""
+    sums: torch.Tensor,
+    bias: torch.Tensor | None,
+    stream: torch.Tensor,
+    tap: torch.Tensor | None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    early: bool = True,
+) -> torch.Tensor | None:
+    """``stream`` (contiguous ``[rows, columns]``) plus ``sums`` (float32, ``[splits, rows, columns]``), in place.
+
+    Returns:
+        the new stream after the norm of this weight, where there is one.
+    """
     splits, rows, columns = sums.shape
-    _add_kernel[(rows, triton.cdiv(columns, _BLOCK))](
-        sums, bias, stream, tap, rows, 0 if tap is None else tap.stride(0), COLUMNS=columns, BLOCK=_BLOCK,
-        SPLITS=splits, HAS_BIAS=bias is not None, HAS_TAP=tap is not None, EARLY=early, num_warps=2, **_options(early),
+    normed = None if norm is None else torch.empty_like(stream)
+    block = _BLOCK if norm is None else triton.next_power_of_2(columns)
+    _add_kernel[(rows, triton.cdiv(columns, block))](
+        sums, bias, stream, tap, norm, normed, rows, 0 if tap is None else tap.stride(0), eps, COLUMNS=columns,
+        BLOCK=block, SPLITS=splits, HAS_BIAS=bias is not None, HAS_TAP=tap is not None, NORMS=norm is not None,
+        EARLY=early, num_warps=2 if norm is None else _row_warps(block), **_options(early),
     )  # fmt: skip
+    return normed
 
 
 def gate_sums(sums: torch.Tensor, bias: torch.Tensor | None, like: torch.Tensor, early: bool = True) -> torch.Tensor:

@@ -9,12 +9,8 @@ from ddtree.kernels.product_tiling import Chip
 
 By = Literal["triton", "rows", "wgmma"]
 _MAX_ROWS = {"triton": 128, "rows": 1, "wgmma": 136}  # of one tile
-_ROWS = ((1, 1), (2, 16), (17, 32), (33, 56), (57, 64), (65, 72))
-"""Stretches of row counts that tiles were chosen for, as measured at 1, 16, 32, 48, 64 and 65 rows. Triton's tiles have
-16, 32 or 64 rows: with fewer they do work for rows that are not there, where cuBLAS has tiles of other sizes. That of
-128 rows did not win by 2 %, and with 72 rows lost 17 %. Tiles by wgmma have rows in eights, and yet lose at 64 rows
-(gate and up at 3.57 TB/s, where Triton's tile reads 3.78) and at 96 to 129, where cuBLAS is ahead of the best of them
-by 0.3 to 4 % of all layers."""
+_ROWS = ((1, 1), (2, 16), (17, 32), (33, 56), (57, 64), (65, 80), (81, 96), (97, 128))
+"""Stretches of row counts that tiles were chosen for, as measured at 1, 16, 32, 48, 64, 72, 96 and 128 rows."""
 
 
 @dataclass(frozen=True)
@@ -84,42 +80,55 @@ def rows_in_eights(rows: int) -> int:
     return -(-rows // 8) * 8
 
 
-def _deep(splits: int, stages: int = 8, depth: int = 128, calls_late: bool = False) -> WideTile:
+def _deep(splits: int, stages: int = 8, depth: int = 128, late: bool = False) -> WideTile:
     """About one program a multiprocessor, which has most of its shared memory for steps on their way."""
-    return WideTile(64, depth, splits, stages, calls_late=calls_late)
+    return WideTile(64, depth, splits, stages, calls_late=late)
 
 
-def _by_rows(columns: int, depth: int, warps: int = 4) -> WideTile:
-    return WideTile(columns, depth, warps=warps, by="rows")
+def _by_rows(columns: int, depth: int, warps: int = 4, late: bool = False) -> WideTile:
+    return WideTile(columns, depth, warps=warps, by="rows", calls_late=late)
+
+
+def _wgmma(columns: int, depth: int, splits: int, stages: int, joined: bool = False, late: bool = False) -> WideTile:
+    return WideTile(columns, depth, splits, stages, by="wgmma", joined=joined, calls_late=late)
 
 
 _MEASURED: dict[tuple[str, int, int], tuple[WideTile | None, ...]] = {
-    # Whole layers with attention on one H200 (`benchmarks/wide_h200.py tune`), a tile for each stretch of row counts;
-    # None where cuBLAS and the kernels around it are as fast. Qwen3-8B:
+    # Whole layers with attention on one H200 (`benchmarks/wide_h200.py tune --by both`), a tile for each stretch of row
+    # counts; None where cuBLAS and the kernels around it are as fast. Qwen3-8B:
     ("attend_input", 6144, 4096): (
-        _by_rows(16, 512, 8), WideTile(192, 64, 4, 8, by="wgmma"), WideTile(64, 128, 2), None, _deep(1, 5), None,
+        _wgmma(192, 64, 4, 9, late=True), _wgmma(192, 64, 4, 8), _deep(1, 4, 256), _deep(1, 5), _deep(1, 5), None,
+        _deep(1, 5, late=True), None,
     ),
     ("add_linear", 4096, 4096): (
-        # 48 rows were measured with 8 stages, for which 56 rows leave no room.
-        _by_rows(16, 512, 8), _deep(2), _deep(2, 4, 256), WideTile(64, 128, 2, 7, by="wgmma", joined=True), None, None,
+        _by_rows(16, 1024, 8), _wgmma(64, 256, 2, 5, joined=True), _deep(2, 4, 256, late=True), _deep(2, 5, late=True),
+        _deep(2, 5), None, _deep(2, 5), None,
     ),
     ("feed_forward_input", 24576, 4096): (
-        _by_rows(32, 256), WideTile(64, 128), None, None, WideTile(64, 64, calls_late=True), None,
+        _wgmma(192, 128, 1, 4), _wgmma(192, 128, 1, 4), _wgmma(192, 128, 1, 4), _wgmma(192, 128, 1, 3),
+        WideTile(64, 64, calls_late=True), _wgmma(192, 128, 1, 3), None, None,
     ),
-    ("add_linear", 4096, 12288): (_deep(2), _deep(2), _deep(2, 4, 256), None, _deep(2, 5), None),
+    ("add_linear", 4096, 12288): (
+        _wgmma(64, 256, 2, 6, joined=True), _wgmma(64, 256, 2, 5, joined=True), _deep(2, 4, 256), _deep(2, 5),
+        _deep(2, 5), _deep(2, 6), _deep(2, 5), None,
+    ),
     # Qwen3-4B:
     ("attend_input", 6144, 2560): (
-        _by_rows(16, 512, 8), WideTile(64, 128, 2), _deep(1, 4, 256), None, _deep(1, 5), None,
+        _wgmma(192, 64, 4, 9, late=True), _wgmma(192, 64, 4, 8, late=True), _deep(1, 4, 256), _deep(1, 6), _deep(1, 5),
+        _deep(1, 6), _deep(1, 5), None,
     ),
     ("add_linear", 2560, 4096): (
-        _by_rows(8, 1024), _deep(3), _deep(3, 4, 256, calls_late=True), None, _deep(3, 5), None,
+        _by_rows(8, 1024, late=True), _deep(3), _deep(3, 4, 256, late=True), _deep(3, 8, 64, late=True),
+        _deep(3, 5, late=True), WideTile(128, 128, 6, 4), _deep(3, 5), _deep(3, 4),
     ),
     ("feed_forward_input", 19456, 2560): (
         _by_rows(16, 512), WideTile(128, 128, stages=5), WideTile(128, 64, stages=5, calls_late=True),
-        WideTile(256, 64, stages=5, by="wgmma"), WideTile(64, 64, calls_late=True),
-        WideTile(256, 64, stages=5, by="wgmma"),
+        WideTile(128, 64), WideTile(64, 64, calls_late=True), _wgmma(256, 64, 1, 5), None, None,
     ),
-    ("add_linear", 2560, 9728): (_deep(3), _deep(3), _deep(3), None, _deep(3, 5, calls_late=True), None),
+    ("add_linear", 2560, 9728): (
+        _wgmma(64, 64, 3, 16), _deep(3), _deep(3, 4, 256, late=True), _deep(3, 5, late=True), _deep(3, 5, late=True),
+        _deep(3, 6, late=True), _deep(3, 5, late=True), _deep(3, 4),
+    ),
 }  # fmt: skip
 
 

@@ -95,18 +95,24 @@ def run_layers(
     """
     batch, rows, hidden = stream.shape
     taps = stream.new_empty(batch, rows, len(tap_layers), hidden)
-    place = run.placement
+    place, normed = run.placement, None
+    norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
     for i, layer in enumerate(layers):
         query = kernels.attend_input(
             stream, layer.input_norm, shape.norm_eps, layer.qkv, layer.qkv_bias, shape.head_dim,
-            layer.q_norm, layer.k_norm, place.cos, place.sin, cache[i], place.slots,
+            layer.q_norm, layer.k_norm, place.cos, place.sin, cache[i], place.slots, normed,
         )  # fmt: skip
         attended = run.attention(query, cache[i, 0], cache[i, 1], sliding_windows[i])
-        kernels.add_linear(stream, attended, layer.output, layer.output_bias)
-        gated = kernels.feed_forward_input(stream, layer.post_norm, shape.norm_eps, layer.gate_up, layer.gate_up_bias)
+        normed = kernels.add_linear(
+            stream, attended, layer.output, layer.output_bias, None, layer.post_norm, shape.norm_eps
+        )
+        gated = kernels.feed_forward_input(
+            stream, layer.post_norm, shape.norm_eps, layer.gate_up, layer.gate_up_bias, normed
+        )
         tap = taps[:, :, tap_layers.index(i)] if i in tap_layers else None
-        kernels.add_linear(stream, gated, layer.down, layer.down_bias, tap)
+        normed = kernels.add_linear(stream, gated, layer.down, layer.down_bias, tap, norms[i], shape.norm_eps)
     for j, tapped in enumerate(tap_layers):
         if (first := tap_layers.index(tapped)) != j:  # a drafter may read a layer twice
             taps[:, :, j] = taps[:, :, first]
-    return kernels.rms_norm(stream, final_norm, shape.norm_eps), taps.flatten(2)
+    last = kernels.rms_norm(stream, final_norm, shape.norm_eps) if normed is None else normed
+    return last, taps.flatten(2)

@@ -1,15 +1,16 @@
-// Best-first tree build, one block a sequence. See tree_build_cuda.py for the method.
+// Best-first tree build, one block of THREADS a sequence. See tree_build_cuda.py for the method.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
 #define NEG_INF (__int_as_float(0xff800000))
-#define BUCKETS 256   // of the cost histogram
-#define WIDTH 0.125f  // of a bucket, in nats; eight times as wide where that does not reach far enough
-#define BINS 1024     // of the sort
+#define REACH 16.0f    // of the counts by cost, in nats; eight times as far where that is not enough
 #define CAPACITY 4096  // prefixes that the search may collect
+#define MOST (CAPACITY / THREADS)  // of them a thread
 #define FULL 0xffffffffu
+
+#include "tree_build_estimate.cuh"
 
 // A prefix: its parent's entry (13 bits), its depth (5), the rank of its last token (10). Entry 0 is the root.
 #define PACK(parent, depth, rank) ((u32)(parent) << 15 | (u32)(depth) << 10 | (u32)(rank))
@@ -29,105 +30,42 @@ __device__ bool before(const float* score, const u32* entry, u32 a, u32 b) {
     return RANK(ea) < RANK(eb);
 }
 
-// About the score of the last of the `budget` best prefixes, from counts of prefixes by cost, convolved depth by depth
-// (costs relative to the greedy path, rounded to buckets, of the first `ranks` of each depth, a multiple of 16); -inf where
-// there are not so many. An estimate: the caller checks.
-__device__ float estimate_last_score(const float* lp, int k, int max_depth, int budget, int ranks, int* counts,
-                                     int* quantum, int* result) {
-    const int tid = threadIdx.x, threads = blockDim.x;
-    // Before each array of counts stand as many zeros, so that what lies outside needs no test.
-    int *current = counts + BUCKETS, *next = counts + 3 * BUCKETS, *total = counts + 4 * BUCKETS;
-    for (float width = WIDTH; width <= 64 * WIDTH; width *= 8.0f) {
-        for (int i = tid; i < 5 * BUCKETS; i += threads) counts[i] = i == BUCKETS;
-        for (int i = tid; i < max_depth * ranks; i += threads) {
-            int depth = i / ranks, rank = i % ranks;
-            float top = lp[depth * k], value = rank < k ? lp[depth * k + rank] : NEG_INF;
-            float cost = value > NEG_INF ? (top - value) / width + 0.5f : 1e9f;
-            quantum[i] = cost < (float)BUCKETS ? (int)cost : BUCKETS;
-        }
-        __syncthreads();
-        float greedy = 0.0f;
-        for (int depth = 0; depth < max_depth; depth++) {
-            greedy += lp[depth * k];
-            float base = 0.5f - greedy / width;
-            if (!(base < (float)BUCKETS)) break;  // deeper prefixes cost more still
-            if (tid < BUCKETS) {
-                int sum = 0;
-#pragma unroll 16
-                for (int rank = 0; rank < ranks; rank++) sum += current[tid - quantum[depth * ranks + rank]];
-                sum = sum < 65536 ? sum : 65536;
-                next[tid] = sum;
-                int bucket = (int)base + tid;
-                if (bucket < BUCKETS) total[bucket] += sum;  // no other thread's at this depth
-            }
-            __syncthreads();
-            int* swap = current;
-            current = next;
-            next = swap;
-        }
-        if (tid < 32) {
-            int sums[BUCKETS / 32], sum = 0;
-#pragma unroll
-            for (int i = 0; i < BUCKETS / 32; i++) sums[i] = sum += total[tid * (BUCKETS / 32) + i];
-            int below = sum;
-            for (int step = 1; step < 32; step *= 2) {
-                int other = __shfl_up_sync(FULL, below, step);
-                if (tid >= step) below += other;
-            }
-            below -= sum;
-            int found = BUCKETS;
-#pragma unroll
-            for (int i = BUCKETS / 32 - 1; i >= 0; i--)
-                if (below + sums[i] >= budget) found = tid * (BUCKETS / 32) + i;
-            for (int step = 16; step > 0; step /= 2) {
-                int other = __shfl_down_sync(FULL, found, step);
-                found = other < found ? other : found;
-            }
-            if (tid == 0) *result = found;
-        }
-        __syncthreads();
-        int found = *result;
-        __syncthreads();
-        current = counts + BUCKETS;
-        next = counts + 3 * BUCKETS;
-        if (found < BUCKETS) return -(float)(found + 1) * width;
-    }
-    return NEG_INF;
-}
-
-// Collects every prefix that scores at least `bound`, depth by depth, a warp a prefix and a lane a rank. A prefix that
-// `budget` others are sure to precede is left out too: with rank tuple (r1 .. rd), each tuple that is nowhere larger comes
-// first, and so do their beginnings. Returns the number of entries, the root included, or 0 where there is no room.
+// Collects every prefix that scores at least `bound`, depth by depth, a lane a rank; a warp takes one prefix or, where
+// a depth has many, four. A prefix that `budget` others are sure to precede is left out too: with rank tuple
+// (r1 .. rd), each tuple that is nowhere larger comes first, and so do their beginnings. `level_counts` are 0 before.
+// Returns the number of entries, the root included, or 0 where there is no room.
 __device__ int collect(const float* lp, int k, int max_depth, int budget, float bound, float* score, u32* entry,
                        u32* dominating, int* level_counts) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const int lane = threadIdx.x & 31, warps = THREADS / 32, warp = __shfl_sync(FULL, threadIdx.x >> 5, lane);
     const u32 lower = (1u << lane) - 1;
-    __syncthreads();  // an earlier search's counts have been read
-    if (threadIdx.x < 32) level_counts[lane] = 0;
-    __syncthreads();
     int begin = 0, end = 1;
     for (int depth = 0; depth < max_depth && begin < end; depth++) {
         const float* row = lp + depth * k;
-        for (int index = begin + warp; index < end; index += warps) {
-            const float base = score[index];
-            const int product = dominating[index] & 0xffff, preceding = dominating[index] >> 16;
-            int limit = (int)((float)(budget - preceding) / (float)product);  // exact: all below 2048
-            if (limit > k) limit = k;
-            for (int first = 0; first < limit; first += 32) {
-                const int rank = first + lane;
-                const float sum = rank < limit ? base + row[rank] : NEG_INF;
-                const bool take = sum > NEG_INF && sum >= bound;
+        const bool many = end - begin > warps;
+        const int at_once = many ? 4 : 1, lanes = many ? 8 : 32, least_rank = many ? lane & 7 : lane;
+        const u32 last_lanes = many ? 0x80808080u : 0x80000000u;
+        for (int index = begin + warp * at_once + (many ? lane >> 3 : 0), from = index - lane / lanes; from < end;
+             index += warps * at_once, from += warps * at_once) {
+            const bool live = index < end;
+            const float base = live ? score[index] : NEG_INF;
+            const u32 own = live ? dominating[index] : 0;
+            const int product = own & 0xffff, preceding = own >> 16;
+            for (int rank = least_rank;; rank += lanes) {
+                const int p = product * (rank + 1);
+                const float sum = base + (rank < k ? row[rank] : NEG_INF);
+                const bool take = (sum > NEG_INF) & (sum >= bound) & (preceding + p <= budget);
                 const u32 votes = __ballot_sync(FULL, take);
                 if (votes == 0) break;
-                int at = lane == 0 ? atomicAdd(&level_counts[depth], __popc(votes)) : 0;
-                at = end + __shfl_sync(FULL, at, 0) + __popc(votes & lower);
+                const int taken = __popc(votes), earlier = __popc(votes & lower);
+                int at = 0;
+                if (lane == 0) at = atomicAdd(&level_counts[depth], taken);
+                at = end + __shfl_sync(FULL, at, 0) + earlier;
                 if (take && at < CAPACITY) {
                     score[at] = sum;
                     entry[at] = PACK(index, depth + 1, rank);
-                    const int p = product * (rank + 1);
                     dominating[at] = (u32)(preceding + p) << 16 | (u32)p;
                 }
-                if (votes != FULL) break;  // scores fall with the rank
+                if ((votes & last_lanes) == 0) break;  // scores fall with the rank: no prefix has more
             }
         }
         __syncthreads();
@@ -140,7 +78,7 @@ __device__ int collect(const float* lp, int k, int max_depth, int budget, float 
 
 // The oracle's own heap, by one thread: right for any input, used where `collect` had no room (masses of equal scores).
 __device__ int heap_search(const float* lp, int k, int max_depth, int budget, float* score, u32* entry, u32* heap) {
-    int entries = 1, size = 0, stored = 1;  // entries 1 .. stored-1 are offered prefixes; chosen ones are listed in `heap`'s end
+    int entries = 1, size = 0, stored = 1;  // entries 1 .. stored-1 are offered prefixes; the chosen ones stand apart
     u32* chosen = heap + 2048;
     for (int n = 0; n <= budget; n++) {
         u32 popped = 0;
@@ -181,89 +119,79 @@ __device__ int heap_search(const float* lp, int k, int max_depth, int budget, fl
     return entries - 1;
 }
 
-// Puts entries 1 .. n in the order of (score, depth, rank tuple) and keeps the first `budget`: by bins of the score, then
-// by counting within a bin. `scratch` holds 2 * BINS + n words; no entry scores less than `least`.
-__device__ void sort_entries(const float* score, const u32* entry, int n, int budget, float least, u32* order,
-                             u32* scratch, u32* warp_sums) {
-    const int tid = threadIdx.x, threads = blockDim.x, lane = tid & 31, warp = tid >> 5;
-    u32 *first = scratch, *filled = scratch + BINS, *members = scratch + 2 * BINS;
-    const float scale = least < 0.0f ? (float)(BINS - 1) / -least : 0.0f;
-    for (int i = tid; i < 2 * BINS; i += threads) scratch[i] = 0;
-    __syncthreads();
-    for (int i = tid + 1; i <= n; i += threads) atomicAdd(&first[(int)(-score[i] * scale)], 1u);
-    __syncthreads();
-    const int own = BINS / threads;  // neighbouring bins a thread adds up: 1 or 2
-    u32 a = first[tid * own], b = own > 1 ? first[tid * own + 1] : 0, sum = a + b;
-    for (int step = 1; step < 32; step *= 2) {
-        u32 other = __shfl_up_sync(FULL, sum, step);
-        if (lane >= step) sum += other;
-    }
-    if (lane == 31) warp_sums[warp] = sum;
-    __syncthreads();
-    u32 before_warp = lane < warp ? warp_sums[lane] : 0;
-    for (int step = 16; step > 0; step /= 2) before_warp += __shfl_xor_sync(FULL, before_warp, step);
-    const u32 start = before_warp + sum - a - b;
-    first[tid * own] = start;
-    if (own > 1) first[tid * own + 1] = start + a;
-    __syncthreads();
-    for (int i = tid + 1; i <= n; i += threads) {
-        const int bin = (int)(-score[i] * scale);
-        members[first[bin] + atomicAdd(&filled[bin], 1u)] = i;
-    }
-    __syncthreads();
-    for (int i = tid; i < n; i += threads) {
-        const u32 mine = members[i];
-        const int bin = (int)(-score[mine] * scale);
-        const u32 from = first[bin], to = from + filled[bin];
-        u32 place = from;
-        if (place >= (u32)budget) continue;
-        for (u32 j = from; j < to; j++) place += j != (u32)i && before(score, entry, members[j], mine);
-        if (place < (u32)budget) order[place] = mine;
-    }
-    __syncthreads();
+#include "tree_build_write.cuh"
+
+// An address in shared memory as if it were each thread's own: the compiler would work a common one out anew, and
+// slowly, at each access, and would gather a warp's atomics there in a roundabout way.
+__device__ unsigned char* as_own(unsigned char* place) {
+#ifdef CUDA_ON_CPU
+    return place;
+#else
+    const u32 address = __shfl_sync(FULL, (u32)__cvta_generic_to_shared(place), threadIdx.x);
+    return (unsigned char*)__cvta_shared_to_generic(address);
+#endif
 }
 
-__device__ void fill_zero(unsigned char* begin, i64 n, int tid, int threads) {
-    i64 lead = (i64)((16 - ((u64)begin & 15)) & 15);
-    if (lead > n) lead = n;
-    i64 wide = (n - lead) / 16;
-    for (i64 i = tid; i < lead; i += threads) begin[i] = 0;
-    struct alignas(16) Wide { u64 a, b; };
-    for (i64 i = tid; i < wide; i += threads) ((Wide*)(begin + lead))[i] = Wide{0, 0};
-    for (i64 i = lead + wide * 16 + tid; i < n; i += threads) begin[i] = 0;
-}
-
-extern "C" __global__ void build_tree(const float* log_probs, const i64* token_ids, const i64* roots, const i64* max_depths,
-                                      i64* tokens, i64* parents, i64* depths_out, float* scores, unsigned char* ancestors,
-                                      int depths, int k, int budget, int ranks, int clear) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+build_tree(const float* __restrict__ log_probs, const i64* __restrict__ token_ids, const i64* __restrict__ roots,
+           const i64* __restrict__ max_depths, i64* tokens, i64* parents, i64* depths_out, float* scores,
+           unsigned char* ancestors, int depths, int k, int budget, int clear) {
     extern __shared__ __align__(16) unsigned char shared[];
-    u32* scratch = (u32*)shared;                // 2 * CAPACITY: histograms, the sort's bins, the heap, rows of entries
+    u32* scratch = (u32*)as_own(shared);        // 2 * CAPACITY: counts, the sort's bins, the heap; last rows of entries
     float* score = (float*)(scratch + 2 * CAPACITY);  // CAPACITY
     u32* entry = (u32*)(score + CAPACITY);      // CAPACITY
-    u32* dominating = entry + CAPACITY;         // CAPACITY; after the search: order
-    float* lp = (float*)(dominating + CAPACITY);  // depths * k
-    __shared__ int result, level_counts[32];
-    __shared__ u32 worst;
+    u32* dominating = entry + CAPACITY;         // CAPACITY; after the search: entries in order
+    u32* bins = dominating + CAPACITY;          // BINS
+    int *level_counts = (int*)(bins + BINS), *bases = level_counts + 32;  // 32 each
+    int *result = bases + 32, *worst = result + 1;
+    float* lp = (float*)(result + 4);           // depths * k
 
-    const int tid = threadIdx.x, threads = blockDim.x, rows = budget + 1;
-    const i64 sequence = blockIdx.x;
+    const int tid = threadIdx.x, rows = budget + 1;
+    const i64 sequence = blockIdx.x, out = sequence * rows;
     const float* own_lp = log_probs + sequence * depths * k;
-    const i64 allowed = max_depths[sequence];
+    const i64* own_ids = token_ids + sequence * depths * k;
+    const i64 allowed = max_depths[sequence], root = tid == 0 ? roots[sequence] : 0;
+    for (int i = tid; i < depths * k; i += 4 * THREADS) {
+        float some[4];  // all asked for before the first is waited for
+#pragma unroll
+        for (int j = 0; j < 4; j++) some[j] = i + j * THREADS < depths * k ? own_lp[i + j * THREADS] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (i + j * THREADS < depths * k) lp[i + j * THREADS] = some[j];
+    }
     const int max_depth = allowed < 0 ? 0 : allowed < depths ? (int)allowed : depths;
-    for (int i = tid; i < max_depth * k; i += threads) lp[i] = own_lp[i];
-    unsigned char* seen = ancestors + sequence * rows * rows;
-    if (clear) fill_zero(seen, (i64)rows * rows, tid, threads);
+    const Tree tree = {tokens + out, parents + out, depths_out + out, scores + out, ancestors + out * rows, rows};
+    if (tid < BINS) bins[tid] = 0;
+    if (tid < 32) level_counts[tid] = 0;
     if (tid == 0) {
         score[0] = 0.0f;
         entry[0] = PACK(0, 0, 0);
         dominating[0] = 1;  // product 1, nothing before it
-        worst = 0;
+        *worst = 0;
     }
     __syncthreads();
 
-    float bound = estimate_last_score(lp, k, max_depth, budget, ranks, (int*)scratch, (int*)scratch + 5 * BUCKETS, &result);
+    // About what the last of the `budget` best prefixes scores; the search finds out whether that was too high.
+    float bound = NEG_INF;
+    int* shifts = (int*)scratch + (COUNT_WORDS + 3) / 4 * 4;
+    float width = REACH / BUCKETS, scale = BUCKETS / REACH;
+    for (int attempt = 0; attempt < 3; attempt++, width *= 8.0f, scale *= 0.125f) {
+        prepare_costs(lp, k, max_depth, scale, scratch, shifts, bases);
+        __syncthreads();
+        if (tid < 32) {
+            const int found = count_by_cost(budget, scratch, shifts, bases);
+            if (tid == 0) *result = found;
+        } else if (clear && attempt == 0) {
+            fill_zero(tree.seen, rows * rows, tid - 32, THREADS - 32);
+        }
+        __syncthreads();
+        if (*result < BUCKETS) {
+            bound = -(float)(*result + 1) * width;
+            break;
+        }
+    }
     int n = -1;
-    float step = 4 * WIDTH;
+    float step = 0.5f;
     for (int attempt = 0, last = 0; attempt < 8; attempt++) {
         n = collect(lp, k, max_depth, budget, bound, score, entry, dominating, level_counts) - 1;
         if (n >= budget || bound == NEG_INF) break;
@@ -271,55 +199,39 @@ extern "C" __global__ void build_tree(const float* log_probs, const i64* token_i
         step = last == 0 ? step : way == last ? 2 * step : 0.5f * step;
         bound = fminf(bound + way * step, 0.0f);
         last = way;
+        __syncthreads();  // the counts have been read
+        if (tid < 32) level_counts[tid] = 0;
+        __syncthreads();
     }
 
-    u32* order = dominating;
+    u32 *order = dominating, *row_of = scratch + CAPACITY;
+    if (tid == 0) row_of[0] = 0;
     if (n < 0 || (n < budget && bound > NEG_INF)) {
         if (tid == 0) {
             n = heap_search(lp, k, max_depth, budget, score, entry, scratch);
-            for (int i = 0; i < n; i++) order[i] = scratch[2048 + i];
-            result = n;
+            for (int i = 0; i < n; i++) row_of[order[i] = scratch[2048 + i]] = i + 1;
+            *result = n;
         }
         __syncthreads();
-        n = result;
+        n = *result;
+        for (int i = tid; i < n; i += THREADS)
+            write_node(tree, i + 1, token_of(entry[order[i]], own_ids, k), score, entry, row_of, order[i]);
     } else {
         float least = bound;
         if (bound == NEG_INF) {
-            u32 own = 0;  // bits of a score without its sign: larger for worse scores
-            for (int i = tid + 1; i <= n; i += threads) own = max(own, __float_as_uint(score[i]) & 0x7fffffffu);
-            atomicMax(&worst, own);
+            int own = 0;  // bits of a score without its sign: larger for worse scores
+            for (int i = tid + 1; i <= n; i += THREADS) own = max(own, (int)(__float_as_uint(score[i]) & 0x7fffffffu));
+            atomicMax(worst, own);
             __syncthreads();
-            least = -__uint_as_float(worst);
+            least = -__int_as_float(*worst);
         }
-        sort_entries(score, entry, n, budget, least, order, scratch, (u32*)level_counts);
+        float* binned = (float*)scratch;
+        if (n <= THREADS)
+            sort_and_write<1>(tree, own_ids, k, score, entry, n, budget, least, bins, binned, order, row_of);
+        else
+            sort_and_write<MOST>(tree, own_ids, k, score, entry, n, budget, least, bins, binned, order, row_of);
+        if (n > budget) n = budget;
     }
-
-    if (n > budget) n = budget;
-    u32* row_of = scratch;
-    if (tid == 0) row_of[0] = 0;
-    for (int i = tid; i < n; i += threads) row_of[order[i]] = i + 1;
-    __syncthreads();
-    const i64 out = sequence * rows;
-    for (int row = tid; row < rows; row += threads) {
-        i64 token = 0, parent = 0, depth = 0;
-        float value = NEG_INF;
-        unsigned char* line = seen + (i64)row * rows;
-        if (row == 0) {
-            token = roots[sequence];
-            value = 0.0f;
-        } else if (row <= n) {
-            u32 at = order[row - 1], own = entry[at];
-            depth = DEPTH(own);
-            parent = row_of[PARENT(own)];
-            token = token_ids[(sequence * depths + depth - 1) * k + RANK(own)];
-            value = score[at];
-            for (u32 above = PARENT(own); above != 0; above = PARENT(entry[above])) line[row_of[above]] = 1;
-        }
-        line[row] = 1;
-        line[0] = 1;
-        tokens[out + row] = token;
-        parents[out + row] = parent;
-        depths_out[out + row] = depth;
-        scores[out + row] = value;
-    }
+    if (tid == 0) write_row(tree, 0, root, 0, 0, 0.0f);
+    for (int row = n + 1 + tid; row < rows; row += THREADS) write_row(tree, row, 0, 0, 0, NEG_INF);
 }
