@@ -14,7 +14,7 @@ from ddtree.kernels.fast_set import FAST, products_of  # noqa: E402
 from ddtree.kernels.kernel_set import TWINS  # noqa: E402
 from ddtree.kernels.norm import rms_norm  # noqa: E402
 from ddtree.kernels.product_tiling import Chip  # noqa: E402
-from ddtree.kernels.wide_tiling import WideTile, wide_tile  # noqa: E402
+from ddtree.kernels.wide_tiling import CUBLAS, WideTile, wide_tile  # noqa: E402
 from devices import DEVICE, GPU, needs_triton  # noqa: E402
 
 DTYPE = torch.bfloat16 if GPU else torch.float32  # the interpreter's bfloat16 products are wrong
@@ -27,6 +27,7 @@ TILES = {
     "by wgmma": WideTile(64, 64, 1, 3, by="wgmma"),
     "by wgmma, split": WideTile(64, 64, 3, 3, by="wgmma"),
     "by wgmma, joined": WideTile(64, 64, 3, 3, by="wgmma", joined=True),
+    "by cuBLAS": CUBLAS,
 }
 CASES = [
     pytest.param(replace(tile, early=GPU), rows, id=f"{name}, {rows} rows")
@@ -52,7 +53,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     assert not got.isnan().any()
     error = (got.float() - want.float()).norm() / want.float().norm()
     # Where the interpreter makes bfloat16 of float32 it cuts instead of rounding.
-    assert error < (1e-6 if got.dtype == torch.float32 else 4e-3 if GPU else 4e-2), float(error)
+    assert error < (1e-6 if got.dtype == torch.float32 else 6e-3 if GPU else 4e-2), float(error)
 
 
 @needs_triton
@@ -187,10 +188,9 @@ def test_measured_tiles_fit_the_product_and_the_chip() -> None:
 def test_row_counts_between_the_tiles_go_to_cublas(kind: str, columns: int, size: int) -> None:
     streamed = {rows for rows in range(1, 200) if wide_tile(kind, rows, columns, size) is not None}
     without = {
-        ("attend_input", 6144, 4096): {*range(65, 81), *range(97, 129)},
-        ("add_linear", 4096, 4096): {*range(65, 81), *range(97, 129)},
+        ("attend_input", 6144, 4096): {*range(97, 129)},
+        ("add_linear", 4096, 4096): {*range(65, 81)},
         ("feed_forward_input", 24576, 4096): {*range(81, 129)},
-        ("add_linear", 4096, 12288): {*range(97, 129)},
         ("attend_input", 6144, 2560): {*range(97, 129)},
         ("feed_forward_input", 19456, 2560): {*range(81, 129)},
     }
@@ -213,7 +213,7 @@ def test_a_measured_tile_is_used_where_the_chip_can(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(fast, "has_wide_tiles", lambda _, can=can: can)
         fast.add_linear(stream, x, weight, None)
         fast.add_linear(stream[:, :16].contiguous(), x[:, :16], weight, None)
-        assert used == [tile] * can
+        assert used == [tile, CUBLAS] * can
 
 
 def test_facts_say_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:

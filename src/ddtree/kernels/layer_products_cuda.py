@@ -1,4 +1,4 @@
-"""A small model's layer in one launch a product; larger products as streams of weights, or cuBLAS and small kernels.
+"""A small model's layer in one launch a product; larger products as streams of weights, or by cuBLAS.
 
 A model of a few hundred million parameters waits for launches and not for its weights, so norm, product and what
 follows are one kernel there, which starts to read its weights while the kernel before it still runs. Large products
@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from ddtree.kernels.cuda_module import Argument, cuda_module
 from ddtree.kernels.product_tiling import MAX_ROWS, Tiling, chip_of, is_measured, tiling
-from ddtree.kernels.wide_tiling import WideTile, streamed_rows, wide_tile
+from ddtree.kernels.wide_tiling import CUBLAS, WideTile, streamed_rows, wide_tile
 
 MAX_HIDDEN = 1024
 """Above this hidden size the weights are what takes time."""
@@ -41,13 +41,13 @@ def _tiling_for(
 
 
 def _wide_tile_for(kind: str, stream: torch.Tensor, weight: torch.Tensor) -> WideTile | None:
-    """The tile of a large product that our own kernels do faster, as measured; None where cuBLAS is to do it."""
+    """How a large product is made on a Hopper GPU: as measured, else by cuBLAS; None on other devices."""
     if stream.dtype != torch.bfloat16 or is_small(stream) or not has_wide_tiles(stream.device):
         return None
     if not (stream.is_contiguous() and weight.is_contiguous()):
         return None
     columns, size = weight.shape
-    return wide_tile(kind, stream.numel() // stream.shape[-1], columns, size)
+    return wide_tile(kind, stream.numel() // stream.shape[-1], columns, size) or CUBLAS
 
 
 @cache
@@ -59,7 +59,7 @@ def has_wide_tiles(device: torch.device) -> bool:
 def describe(
     hidden: int, middle: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, str]:
-    """By product, the kernels that make it for the few rows of a step or a round; more rows go to cuBLAS."""
+    """By product, what makes it for the few rows of a step or a round; with more rows cuBLAS does."""
     products = {
         "attend_input": ("attend_input", (heads + 2 * kv_heads) * head_dim, hidden),
         "output": ("add_linear", hidden, heads * head_dim),

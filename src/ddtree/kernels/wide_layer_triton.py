@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import linear
 
 from ddtree.kernels import wide_products_cuda, wide_products_triton
 from ddtree.kernels import wide_sums_triton as sums
@@ -10,7 +11,16 @@ from ddtree.kernels.wide_tiling import WideTile
 
 
 def _maker(tile: WideTile) -> Callable[..., torch.Tensor]:
+    if tile.by == "cublas":
+        return _multiply_by_cublas
     return wide_products_cuda.multiply if tile.by == "wgmma" else wide_products_triton.multiply
+
+
+def _multiply_by_cublas(
+    tile: WideTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, **_: object
+) -> torch.Tensor:
+    """See `ddtree.kernels.wide_products_triton.multiply`; one stretch, whose sums are rounded."""
+    return linear(x, weight)[None]
 
 
 def _multiply_normed(

@@ -7,8 +7,8 @@ import torch
 
 from ddtree.kernels.product_tiling import Chip
 
-By = Literal["triton", "rows", "wgmma"]
-_MAX_ROWS = {"triton": 128, "rows": 1, "wgmma": 136}  # of one tile
+By = Literal["triton", "rows", "wgmma", "cublas"]
+_MAX_ROWS: dict[By, int] = {"triton": 128, "rows": 1, "wgmma": 136}  # of one tile
 _ROWS = ((1, 1), (2, 16), (17, 32), (33, 56), (57, 64), (65, 80), (81, 96), (97, 128))
 """Stretches of row counts that tiles were chosen for, as measured at 1, 16, 32, 48, 64, 72, 96 and 128 rows."""
 
@@ -24,7 +24,7 @@ class WideTile:
         stages: steps that are on their way from memory at a time.
         warps: of a program; by ``wgmma`` there are four for each 64 columns, and one that copies.
         by: all rows on tensor cores by Triton (tiles of 16, 32, 64 or 128 rows) or by CUDA C++ (``wgmma``, rows in
-            eights); ``rows``: one row on ordinary arithmetic units.
+            eights); ``rows``: one row on ordinary arithmetic units; ``cublas``: as cuBLAS does it.
         early: kernels start while the one before still runs.
         calls_late: the kernel behind may start when the products are made, instead of at once.
         joined: programs add up their stretches among themselves instead of leaving it to a kernel behind; by ``wgmma``
@@ -43,11 +43,13 @@ class WideTile:
 
     @property
     def leaves_sums(self) -> bool:
-        """Whether the product ends as float32 sums of each stretch."""
-        return self.splits > 1 and not self.joined
+        """Whether a kernel behind finishes the product: float32 sums of each stretch, or what cuBLAS made."""
+        return (self.splits > 1 and not self.joined) or self.by == "cublas"
 
     def fits(self, rows: int, columns: int, size: int, gated: bool) -> bool:
         """Whether the product can be cut so; ``columns`` are all weight rows, ``size`` is the inner axis."""
+        if self.by == "cublas":
+            return True
         own = self.columns // 2 if gated else self.columns
         steps = size // self.depth
         even = columns % self.columns == 0 and size % self.depth == 0 and own >= 8
@@ -75,6 +77,10 @@ class WideTile:
         return max(stages, sums) + 16 * self.stages + 1024
 
 
+CUBLAS = WideTile(0, 0, by="cublas")
+"""For products of any size."""
+
+
 def rows_in_eights(rows: int) -> int:
     """Rows of the tile by ``wgmma`` that holds ``rows``."""
     return -(-rows // 8) * 8
@@ -95,26 +101,26 @@ def _wgmma(columns: int, depth: int, splits: int, stages: int, joined: bool = Fa
 
 _MEASURED: dict[tuple[str, int, int], tuple[WideTile | None, ...]] = {
     # Whole layers with attention on one H200 (`benchmarks/wide_h200.py tune --by both`), a tile for each stretch of row
-    # counts; None where cuBLAS and the kernels around it are as fast. Qwen3-8B:
+    # counts; None where cuBLAS is as fast. Qwen3-8B:
     ("attend_input", 6144, 4096): (
-        _wgmma(192, 64, 4, 9, late=True), _wgmma(192, 64, 4, 8), _deep(1, 4, 256), _deep(1, 5), _deep(1, 5), None,
-        _deep(1, 5, late=True), None,
+        _wgmma(192, 64, 4, 9, late=True), _wgmma(192, 64, 4, 8), _deep(1, 4, 256), _wgmma(192, 64, 4, 7), _deep(1, 5),
+        _wgmma(192, 64, 4, 6), _deep(1, 5, late=True), None,
     ),
     ("add_linear", 4096, 4096): (
         _by_rows(16, 1024, 8), _wgmma(64, 256, 2, 5, joined=True), _deep(2, 4, 256, late=True), _deep(2, 5, late=True),
-        _deep(2, 5), None, _deep(2, 5), None,
+        _deep(2, 5, late=True), None, _deep(2, 5), _deep(2, 4),
     ),
     ("feed_forward_input", 24576, 4096): (
         _wgmma(192, 128, 1, 4), _wgmma(192, 128, 1, 4), _wgmma(192, 128, 1, 4), _wgmma(192, 128, 1, 3),
-        WideTile(64, 64, calls_late=True), _wgmma(192, 128, 1, 3), None, None,
+        WideTile(64, 64, calls_late=True), _wgmma(192, 64, 1, 6), None, None,
     ),
     ("add_linear", 4096, 12288): (
         _wgmma(64, 256, 2, 6, joined=True), _wgmma(64, 256, 2, 5, joined=True), _deep(2, 4, 256), _deep(2, 5),
-        _deep(2, 5), _deep(2, 6), _deep(2, 5), None,
+        _deep(2, 5), _deep(2, 6), _deep(2, 5), _deep(2, 4),
     ),
     # Qwen3-4B:
     ("attend_input", 6144, 2560): (
-        _wgmma(192, 64, 4, 9, late=True), _wgmma(192, 64, 4, 8, late=True), _deep(1, 4, 256), _deep(1, 6), _deep(1, 5),
+        _wgmma(192, 64, 4, 9, late=True), _wgmma(192, 64, 4, 8, late=True), _deep(1, 4, 256), _deep(1, 6), _deep(1, 6),
         _deep(1, 6), _deep(1, 5), None,
     ),
     ("add_linear", 2560, 4096): (
@@ -122,12 +128,12 @@ _MEASURED: dict[tuple[str, int, int], tuple[WideTile | None, ...]] = {
         _deep(3, 5, late=True), WideTile(128, 128, 6, 4), _deep(3, 5), _deep(3, 4),
     ),
     ("feed_forward_input", 19456, 2560): (
-        _by_rows(16, 512), WideTile(128, 128, stages=5), WideTile(128, 64, stages=5, calls_late=True),
+        _wgmma(256, 64, 3, 3), WideTile(128, 128, stages=5), WideTile(128, 64, stages=5, calls_late=True),
         WideTile(128, 64), WideTile(64, 64, calls_late=True), _wgmma(256, 64, 1, 5), None, None,
     ),
     ("add_linear", 2560, 9728): (
-        _wgmma(64, 64, 3, 16), _deep(3), _deep(3, 4, 256, late=True), _deep(3, 5, late=True), _deep(3, 5, late=True),
-        _deep(3, 6, late=True), _deep(3, 5, late=True), _deep(3, 4),
+        _wgmma(64, 64, 3, 16), _deep(3, 5, 256), _deep(3, 4, 256, late=True), _deep(3, 5, late=True),
+        _deep(3, 5, late=True), _deep(3, 6, late=True), _deep(3, 5, late=True), _deep(3, 4),
     ),
 }  # fmt: skip
 
