@@ -12,6 +12,7 @@ from ddtree.kernels import layer_products_cuda as fast  # noqa: E402
 from ddtree.kernels import wide_tiling  # noqa: E402
 from ddtree.kernels.fast_set import FAST, products_of  # noqa: E402
 from ddtree.kernels.kernel_set import TWINS  # noqa: E402
+from ddtree.kernels.layer_products_cuda import MOST_WIDE_ROWS  # noqa: E402
 from ddtree.kernels.norm import rms_norm  # noqa: E402
 from ddtree.kernels.product_tiling import Chip  # noqa: E402
 from ddtree.kernels.wide_tiling import CUBLAS, WideTile, wide_tile  # noqa: E402
@@ -214,6 +215,9 @@ def test_a_measured_tile_is_used_where_the_chip_can(monkeypatch: pytest.MonkeyPa
         fast.add_linear(stream, x, weight, None)
         fast.add_linear(stream[:, :16].contiguous(), x[:, :16], weight, None)
         assert used == [tile, CUBLAS] * can
+    for rows, hidden, goes in ((MOST_WIDE_ROWS, 2048, True), (MOST_WIDE_ROWS + 1, 2048, False), (20, 1024, False)):
+        stream, weight = stream.new_empty(1, rows, hidden), weight.new_empty(hidden, 64)
+        assert fast._wide_tile_for("add_linear", stream, weight) == (CUBLAS if goes else None)
 
 
 def test_facts_say_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
