@@ -23,12 +23,14 @@ def probe_answers(session: Session) -> Iterator[Finding]:
     before = adapter.counters()
     answers: list[Answer] = []
     limits: list[int] = []
-    for _ in range(_ROUNDS):  # some models give other numbers the same answer, seldom again and again
+    # Some models give other numbers the same answer, or one that begins so and is cut off: seldom again and again.
+    for _ in range(_ROUNDS):
         numbers = _numbers()
         limits += (most := [most_tokens() for _ in numbers])
         latest = [adapter.answer(Order(echo_text(n), limit)) for n, limit in zip(numbers, most, strict=True)]
         answers += latest
-        if _likeness(numbers, latest)[False] != {True}:
+        alike = _likeness(numbers, latest)
+        if True not in alike[False] or alike[True] == {False}:
             break
     limits.append(most_tokens())
     chat = adapter.answer(Order(f"Repeat this number: {fresh_number()}", limits[-1], is_chat=True))
