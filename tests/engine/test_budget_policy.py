@@ -1,5 +1,6 @@
 """Which budget `auto` takes, on made-up machines and texts."""
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -267,13 +268,42 @@ def test_budgets_of_a_new_batch_size_are_timed_one_after_each_round(tmp_path, mo
         return 1.0 + shape.budget
 
     monkeypatch.setattr(EagerRunner, "measure", timed)
-    monkeypatch.setattr(EagerRunner, "launch", lambda *a: events.append("round") or launch(*a))
+    monkeypatch.setattr(EagerRunner, "launch", lambda *a, **k: events.append("round") or launch(*a, **k))
     done = engine.generate([[5, 6], [7]], SamplingParams(max_new_tokens=60))
     firsts = [event for pair in zip(CANDIDATES, ["round"] * len(CANDIDATES), strict=True) for event in pair]
     assert events[: len(firsts)] == firsts
     assert [note for note in done[0].stats.notes if "timing rounds" in note] == [
         "some time went into timing rounds of a batch of 2, which no round's time shows"
     ]
+
+
+def test_where_rounds_overlap_those_that_are_learned_from_are_timed(tmp_path, monkeypatch):
+    """By the device's clock, since the host's shows how long the host was busy."""
+    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "cache"))
+    target = make_target(tmp_path / "target", "llama", eos_token_id=None)
+    drafter = make_drafter(tmp_path / "drafter", target, block_size=6)
+    monkeypatch.setattr(EagerRunner, "measure", lambda self, bucket, shape, flags: 1.0)
+    engine = Engine.load(target, drafter, dtype="float32", max_model_len=256)
+    launched: list[tuple[int, bool]] = []
+
+    class Clocked(EagerRunner):
+        overlaps = True
+
+        def launch(self, slots, shape, flags, context_bound, is_timed=False):
+            launched.append((shape.budget, is_timed))
+            fresh = super().launch(slots, shape, flags, context_bound)
+            fresh.flight.device_ms = lambda: 1.2 if is_timed else None
+            return fresh
+
+    engine._runner = engine._scheduler._runner = Clocked(engine.state, engine.target, engine.drafter)
+    engine.generate([[5, 6]], SamplingParams(max_new_tokens=200, ignore_eos=True))
+    timed = Counter(budget for budget, is_timed in launched if is_timed)
+    assert len(launched) / 8 < timed.total() < len(launched)
+    costs = {budget: ms for (_, budget), ms in engine._scheduler.round_costs_ms().items()}
+    assert set(timed) <= set(costs)
+    for budget, ms in costs.items():
+        n = timed[budget]  # the last of all was launched, but is not read any more
+        assert any(ms == pytest.approx(1.2 - 0.2 * 0.9**read) for read in (n, max(n - 1, 0))), (budget, n, ms)
 
 
 def constant(levels, batch):

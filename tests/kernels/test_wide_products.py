@@ -50,11 +50,15 @@ def of(rows: int) -> tuple[int, int]:
     return (2, rows // 2) if rows > 1 else (1, 1)
 
 
-def close(got: torch.Tensor, want: torch.Tensor) -> None:
+def close(got: torch.Tensor, want: torch.Tensor, roundings: int = 1) -> None:
     assert not got.isnan().any()
     error = (got.float() - want.float()).norm() / want.float().norm()
     # Where the interpreter makes bfloat16 of float32 it cuts instead of rounding.
-    assert error < (1e-6 if got.dtype == torch.float32 else 6e-3 if GPU else 4e-2), float(error)
+    assert error < (1e-6 if got.dtype == torch.float32 else (2 + 2 * roundings) * 1e-3 if GPU else 4e-2), float(error)
+
+
+def roundings(tile: WideTile) -> int:
+    return 2 if tile.by == "cublas" else 1
 
 
 @needs_triton
@@ -74,8 +78,11 @@ def test_attend_input(tile: WideTile, rows: int, dressed: bool) -> None:
     rest = (stream, norm, 1e-5, weight, bias, HEAD_DIM, q_norm, k_norm, angle.cos(), angle.sin())
     want_cache, got_cache = cache.clone(), cache.clone()
     want = twins.attend_input(*rest, want_cache, places)
-    close(wide.attend_input(tile, *rest, got_cache, places), want)
-    close(got_cache[:, places.flatten()], want_cache[:, places.flatten()])
+    close(wide.attend_input(tile, *rest, got_cache, places), want, roundings(tile))
+    close(got_cache[:, places.flatten()], want_cache[:, places.flatten()], roundings(tile))
+    unread = (torch.full_like(stream, torch.nan), *rest[1:])
+    normed = rms_norm(stream, norm, 1e-5)
+    close(wide.attend_input(tile, *unread, cache.clone(), places, normed), want, roundings(tile))
     untouched = torch.ones(slots, dtype=torch.bool, device=DEVICE)
     untouched[places] = False
     assert torch.equal(got_cache[:, untouched], cache[:, untouched])
@@ -93,7 +100,7 @@ def test_feed_forward_input(tile: WideTile, rows: int, biased: bool) -> None:
     rest = (draw(*of(rows), HIDDEN), draw(HIDDEN), 1e-5, weight, bias)
     got, want = wide.feed_forward_input(tile, *rest), twins.feed_forward_input(*rest)
     assert got.shape == want.shape
-    close(got, want)
+    close(got, want, roundings(tile))
     assert torch.equal(wide.feed_forward_input(tile, *rest), got)  # sums have one order
 
 
@@ -110,7 +117,7 @@ def test_add_linear(tile: WideTile, rows: int, tapped: bool) -> None:
     want, got = stream.clone(), stream.clone()
     twins.add_linear(want, x, weight, bias)
     assert wide.add_linear(tile, got, x, weight, bias, taps[:, :, 1] if tapped else None) is None
-    close(got, want)
+    close(got, want, roundings(tile))
     if tapped:
         assert torch.equal(taps[:, :, 1], got)
     assert not taps[:, :, ::2].any()
@@ -131,13 +138,13 @@ def test_add_linear_with_the_next_norm(tile: WideTile, rows: int, tapped: bool) 
     want, got = stream.clone(), stream.clone()
     twins.add_linear(want, x, weight, bias)
     normed = wide.add_linear(tile, got, x, weight, bias, taps[:, :, 1] if tapped else None, norm, 1e-5)
-    close(got, want)
+    close(got, want, roundings(tile))
     assert not tapped or torch.equal(taps[:, :, 1], got)
     assert (normed is not None) == tile.leaves_sums
     if normed is not None:
         close(normed, rms_norm(got, norm, 1e-5))
-        read = wide.feed_forward_input(tile, got, norm, 1e-5, into, None, normed)
-        close(read, twins.feed_forward_input(got, norm, 1e-5, into, None))
+        read = wide.feed_forward_input(tile, torch.full_like(got, torch.nan), norm, 1e-5, into, None, normed)
+        close(read, twins.feed_forward_input(got, norm, 1e-5, into, None), roundings(tile))
 
 
 def test_stretches_that_do_not_come_out_even_are_not_empty() -> None:

@@ -37,7 +37,7 @@ LOOK_UP, LOOK_UP_COST = 12, 0.005
 budget: every 12th choice at most, and so seldom that of 200 tokens one is expected to be lost."""
 
 FORGET_COST = 0.9
-"""Weight of what is known of a cost, against the newest round."""
+"""Weight of what is known of a cost, against the newest round that was timed."""
 
 SPIKE = 1.25
 """A round counts as at most so many times as long as rounds of its budget were: one that took far longer waited for a
@@ -116,7 +116,8 @@ class BudgetPolicy:
         depths: depths that a block drafts.
 
     Attributes:
-        cost_ms: per batch bucket and budget, the time of a round; filled at start and corrected by the rounds.
+        cost_ms: per batch bucket and budget, the time of a round; filled at start and corrected by rounds:
+            by each on a CPU, where rounds overlap by those that are learned from, as timing takes time there.
     """
 
     def __init__(self, depths: int) -> None:

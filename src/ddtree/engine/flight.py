@@ -21,6 +21,10 @@ class HostMemory:
         # may yet write to it, and unlike torch's own copies nothing tells the allocator so.
         self._pieces: list[torch.Tensor] = []
 
+    def __del__(self) -> None:
+        if self._pieces and torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # for flights that were dropped with their engine
+
     def fetch(self, packed: torch.Tensor) -> torch.Tensor:
         """A piece that ``packed`` is on its way to."""
         free = self._free.setdefault(packed.shape, [])
@@ -61,24 +65,26 @@ class Flight:
         self._begun = begun
         self._event: torch.cuda.Event | None = None
         self._memory = memory
-        self._host = packed
+        self._host: torch.Tensor | None = packed
+        if memory is not None:
+            self._host = memory.fetch(packed)
         if packed.device.type == "cuda":
-            if memory is not None:
-                self._host = memory.fetch(packed)
-            else:
+            if memory is None:
                 self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
                 self._host.copy_(packed, non_blocking=True)
             self._event = torch.cuda.Event(enable_timing=begun is not None)
             self._event.record()
 
     def land(self) -> list["Landed"]:
-        """Wait, and give what came for each sequence; once."""
+        """Wait, and give what came for each sequence; to be called once."""
+        assert self._host is not None, "it has landed"
         if self._event is not None:
             self._event.synchronize()
         rows, end = self._host.numpy(), 1 + self._n_tokens
         if self._memory is not None:
             rows = rows.copy()
             self._memory.give_back(self._host)
+            self._host = None  # another flight's from now on
         return [
             Landed(row[1 : row[0] + 2], row[0], extra)
             for row, extra in zip(rows[:, :end].tolist(), rows[:, end:], strict=True)

@@ -176,7 +176,7 @@ def add_linear(
     next_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor | None:
-    """See `ddtree.kernels.layer_products.add_linear`; large products round once, after the sum."""
+    """See `ddtree.kernels.layer_products.add_linear`; our large products round once, after the sum."""
     hidden, size = weight.shape
     batch, rows, _ = stream.shape
     tiles = _tiling_for("add_linear", stream, hidden, size)

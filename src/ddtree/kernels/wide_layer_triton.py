@@ -92,7 +92,7 @@ def add_linear(
     next_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor | None:
-    """See `ddtree.kernels.layer_products.add_linear`; rounded once, after the sum."""
+    """See `ddtree.kernels.layer_products.add_linear`; rounded once, after the sum, but for cuBLAS' products."""
     batch, rows, hidden = stream.shape
     assert tap is None or tap.stride(0) == rows * tap.stride(1)
     tap = None if tap is None else tap.as_strided((batch * rows, hidden), (tap.stride(1), 1))

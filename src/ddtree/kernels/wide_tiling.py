@@ -23,8 +23,8 @@ class WideTile:
         splits: stretches of the inner axis that run side by side.
         stages: steps that are on their way from memory at a time.
         warps: of a program; by ``wgmma`` there are four for each 64 columns, and one that copies.
-        by: all rows on tensor cores by Triton (tiles of 16, 32, 64 or 128 rows) or by CUDA C++ (``wgmma``, rows in
-            eights); ``rows``: one row on ordinary arithmetic units; ``cublas``: as cuBLAS does it.
+        by: all rows on tensor cores by Triton (16, 32 or 64 rows, or 64 and so many) or by CUDA C++ (``wgmma``, rows
+            in eights); ``rows``: one row on ordinary arithmetic units; ``cublas``: as cuBLAS does it.
         early: kernels start while the one before still runs.
         calls_late: the kernel behind may start when the products are made, instead of at once.
         joined: programs add up their stretches among themselves instead of leaving it to a kernel behind; by ``wgmma``

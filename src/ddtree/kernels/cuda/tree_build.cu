@@ -5,7 +5,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define NEG_INF (__int_as_float(0xff800000))
-#define REACH 16.0f    // of the counts by cost, in nats; eight times as far where that is not enough
+#define REACH 16.0f    // of the counts by cost, in nats; 8 and 64 times as far where that is not enough
 #define CAPACITY 4096  // prefixes that the search may collect
 #define MOST (CAPACITY / THREADS)  // of them a thread
 #define FULL 0xffffffffu
