@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ddtree.engine.flight import Flight, HostMemory  # noqa: E402
+from ddtree.engine.flight import _LEFT_OVER, Flight, HostMemory  # noqa: E402
 from ddtree.kernels.advance import hand_over  # noqa: E402
 from ddtree.kernels.fast_set import FAST  # noqa: E402
 from devices import DEVICE, GPU  # noqa: E402
@@ -48,6 +48,12 @@ def test_a_piece_is_used_again_only_when_it_was_given_back(memory: HostMemory) -
 def test_a_piece_that_nobody_gave_back_stays_out_of_use(memory: HostMemory) -> None:
     lost = memory.fetch(packed()).data_ptr()
     assert all(memory.fetch(packed()).data_ptr() != lost for _ in range(20))
+    landed = memory.fetch(packed())
+    memory.give_back(landed)
+    before = len(_LEFT_OVER)
+    memory.__del__()  # with its engine
+    assert [each.data_ptr() for each in _LEFT_OVER[before:]].count(lost) == 1
+    assert len(_LEFT_OVER) == before + 21 and landed.data_ptr() not in {each.data_ptr() for each in _LEFT_OVER[before:]}
 
 
 def test_what_landed_stays_when_its_memory_is_used_again(memory: HostMemory) -> None:

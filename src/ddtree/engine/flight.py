@@ -6,6 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+_LEFT_OVER: list[torch.Tensor] = []
+"""Pieces of dropped flights, few and small, kept for good: the device may yet write to them, and the allocator, which
+sees torch's own copies alone, would hand them to others."""
+
 
 class HostMemory:
     """Pinned memory that results land in, one piece for each flight under way.
@@ -17,13 +21,11 @@ class HostMemory:
     def __init__(self, hand_over: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         self._hand_over = hand_over
         self._free: dict[torch.Size, list[torch.Tensor]] = {}
-        # A piece that nobody gives back, because its flight was dropped, must not be used for anything else: the device
-        # may yet write to it, and unlike torch's own copies nothing tells the allocator so.
-        self._pieces: list[torch.Tensor] = []
+        self._pieces: list[torch.Tensor] = []  # all of them
 
     def __del__(self) -> None:
-        if self._pieces and torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # for flights that were dropped with their engine
+        at_rest = {id(piece) for free in self._free.values() for piece in free}
+        _LEFT_OVER.extend(piece for piece in self._pieces if id(piece) not in at_rest)
 
     def fetch(self, packed: torch.Tensor) -> torch.Tensor:
         """A piece that ``packed`` is on its way to."""
