@@ -39,6 +39,15 @@ SHAPES = {
 }
 
 
+def simulate_slowly(real: torch.Tensor, tree: TreeTensors, accepted: int, vocab: int) -> torch.Tensor:
+    """See `simulated_choice_triton.simulate` (slow twin)."""
+    row = torch.arange(tree.tokens.shape[1], device=tree.tokens.device)
+    is_child = (tree.parents[:, None, :] == row[:, None]) & (row > 0) & tree.alive[:, None, :]
+    best = is_child.int().argmax(-1)
+    wanted = is_child.any(-1) & (tree.depths < accepted)
+    return torch.where(wanted, tree.tokens.gather(1, best), (real + 1) % vocab)
+
+
 def simulated_choice(accepted: int, kernels: KernelSet = FAST) -> Any:
     """A choice that makes the walk accept ``accepted`` nodes where the tree is that deep: SIMULATED acceptance.
 
@@ -52,16 +61,10 @@ def simulated_choice(accepted: int, kernels: KernelSet = FAST) -> Any:
         real = kernels.choose(logits, sampling, tree, committed, allowed)
         if tree.tokens.shape[1] == 1:
             return real
+        simulate = simulate_slowly
         if real.is_cuda:
             from simulated_choice_triton import simulate
-
-            return simulate(real, tree, accepted, logits.shape[-1])
-        rows = tree.tokens.shape[1]
-        row = torch.arange(rows, device=tree.tokens.device)
-        is_child = (tree.parents[:, None, :] == row[:, None]) & (row > 0) & tree.alive[:, None, :]
-        best = is_child.int().argmax(-1)
-        wanted = is_child.any(-1) & (tree.depths < accepted)
-        return torch.where(wanted, tree.tokens.gather(1, best), (real + 1) % logits.shape[-1])
+        return simulate(real, tree, accepted, logits.shape[-1])
 
     return choose
 

@@ -21,25 +21,22 @@ class HostMemory:
     def __init__(self, hand_over: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         self._hand_over = hand_over
         self._free: dict[torch.Size, list[torch.Tensor]] = {}
-        self._pieces: list[torch.Tensor] = []  # all of them
+        self._in_use: dict[int, torch.Tensor] = {}  # by address
 
     def __del__(self) -> None:
-        at_rest = {id(piece) for free in self._free.values() for piece in free}
-        _LEFT_OVER.extend(piece for piece in self._pieces if id(piece) not in at_rest)
+        _LEFT_OVER.extend(self._in_use.values())
 
     def fetch(self, packed: torch.Tensor) -> torch.Tensor:
         """A piece that ``packed`` is on its way to."""
         free = self._free.setdefault(packed.shape, [])
-        if not free:
-            free.append(torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True))
-            self._pieces.append(free[-1])
-        piece = free.pop()
+        piece = free.pop() if free else torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        self._in_use[piece.data_ptr()] = piece
         self._hand_over(packed, piece)
         return piece
 
     def give_back(self, piece: torch.Tensor) -> None:
         """Nothing is on its way to it any more, and nobody reads it."""
-        self._free[piece.shape].append(piece)
+        self._free[piece.shape].append(self._in_use.pop(piece.data_ptr()))
 
 
 class Flight:
@@ -70,10 +67,10 @@ class Flight:
         self._host: torch.Tensor | None = packed
         if memory is not None:
             self._host = memory.fetch(packed)
+        elif packed.device.type == "cuda":
+            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._host.copy_(packed, non_blocking=True)
         if packed.device.type == "cuda":
-            if memory is None:
-                self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-                self._host.copy_(packed, non_blocking=True)
             self._event = torch.cuda.Event(enable_timing=begun is not None)
             self._event.record()
 

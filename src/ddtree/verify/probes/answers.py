@@ -46,7 +46,7 @@ def probe_answers(session: Session) -> Iterator[Finding]:
             remedy="ask the server the same by hand; look into its log",
         )
         return
-    yield _follow(numbers, latest, lambda: adapter.answer(Order(long_text(120), _MOST_TOKENS)))
+    yield _follow(numbers, latest, alike, lambda: adapter.answer(Order(long_text(120), _MOST_TOKENS)))
     yield _usage([*answers, chat], limits, shorter, longer, len(texts[1]) / len(texts[0]))
     yield _counted(session, asked, moved)
 
@@ -69,11 +69,16 @@ def _likeness(numbers: Sequence[str], answers: Sequence[Answer]) -> dict[bool, s
     return alike
 
 
-def _follow(numbers: Sequence[str], answers: Sequence[Answer], stranger: Callable[[], Answer]) -> Finding:
-    """``stranger`` asks with a text of another kind: some models answer all numbers alike, a store all texts."""
+def _follow(
+    numbers: Sequence[str], answers: Sequence[Answer], alike: dict[bool, set[bool]], stranger: Callable[[], Answer]
+) -> Finding:
+    """``stranger`` asks with a text of another kind: some models answer all numbers alike, a store all texts.
+
+    Args:
+        alike: see `_likeness`.
+    """
     claim = "answers follow from their questions"
     echoed = sum(number in answer.text for number, answer in zip(numbers, answers, strict=True))
-    alike = _likeness(numbers, answers)
     seen = (
         f"{echoed} of {len(answers)} answers repeat the number that was asked for",
         f"one question was asked twice: its answers are {'alike' if alike[True] == {True} else 'not alike'}; those to "
