@@ -58,6 +58,7 @@ def decode_round(
 ) -> Round:
     """Commit at least one token to every sequence of the batch.
 
+    The numbers are those of "One round" in docs/concepts.md: inject, draft, build, verify, choose and walk, commit.
     A round without a drafter's part (mode `ar`) verifies the root alone, and so is one autoregressive step. With
     ``constraints``, one for each sequence, the host takes part in the round.
     """
